@@ -1,0 +1,8 @@
+# Warnings and sanitizers, applied to every target of this project through foveal_options.
+add_library(foveal_options INTERFACE)
+target_compile_options(foveal_options INTERFACE -Wall -Wextra $<$<BOOL:${FOVEAL_WERROR}>:-Werror>)
+if(FOVEAL_SANITIZE)
+  target_compile_options(foveal_options INTERFACE -fsanitize=${FOVEAL_SANITIZE} -fno-omit-frame-pointer
+                                                  -fno-sanitize-recover=all)
+  target_link_options(foveal_options INTERFACE -fsanitize=${FOVEAL_SANITIZE})
+endif()

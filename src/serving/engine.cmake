@@ -1,0 +1,2 @@
+# Block pool, scheduler, step builder, model runner.
+target_sources(foveal_serving PRIVATE)

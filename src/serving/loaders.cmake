@@ -1,0 +1,2 @@
+# Model files and tokenizers.
+target_sources(foveal_serving PRIVATE)
