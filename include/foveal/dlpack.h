@@ -16,8 +16,8 @@ namespace foveal {
 inline constexpr std::uint8_t kDLPackFloat8E4M3FN = 10;
 inline constexpr std::uint8_t kDLPackFloat8E5M2 = 12;
 
-/// The view of a DLTensor's memory. Accepts CPU, pinned host, CUDA and OpenCL memory of the dtypes of
-/// DType, single lanes only; null strides mean row-major. Throws unsupported with what it met.
+/// The view of a DLTensor's memory. Accepts CPU, pinned host, CUDA and OpenCL memory of the dtypes
+/// of DType, single lanes only; null strides mean row-major. Throws unsupported with what it met.
 inline TensorView from_dlpack(const DLTensor& tensor) {
   Device device;
   switch (tensor.device.device_type) {
@@ -33,7 +33,8 @@ inline TensorView from_dlpack(const DLTensor& tensor) {
       break;
     default:
       throw Error(ErrorCode::unsupported,
-                  "from_dlpack: device_type is " + std::to_string(static_cast<int>(tensor.device.device_type)) +
+                  "from_dlpack: device_type is " +
+                      std::to_string(static_cast<int>(tensor.device.device_type)) +
                       ", accepted are CPU, CUDAHost, CUDA, CUDAManaged and OpenCL");
   }
   const std::uint8_t code = tensor.dtype.code;
@@ -58,14 +59,16 @@ inline TensorView from_dlpack(const DLTensor& tensor) {
   } else if (code == kDLUInt && bits == 8) {
     dtype = DType::u8;
   } else {
-    throw Error(ErrorCode::unsupported, "from_dlpack: dtype has code " + std::to_string(code) + " and " +
-                                            std::to_string(bits) +
-                                            " bits, accepted are f64, f32, f16, bf16, f8e4m3, f8e5m2, "
-                                            "i32, i64 and u8");
+    throw Error(ErrorCode::unsupported,
+                "from_dlpack: dtype has code " + std::to_string(code) + " and " +
+                    std::to_string(bits) +
+                    " bits, accepted are f64, f32, f16, bf16, f8e4m3, f8e5m2, "
+                    "i32, i64 and u8");
   }
   if (tensor.dtype.lanes != 1) {
-    throw Error(ErrorCode::unsupported,
-                "from_dlpack: dtype has " + std::to_string(tensor.dtype.lanes) + " lanes, it must have 1");
+    throw Error(
+        ErrorCode::unsupported,
+        "from_dlpack: dtype has " + std::to_string(tensor.dtype.lanes) + " lanes, it must have 1");
   }
   auto* data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   const std::span<const std::int64_t> shape(tensor.shape, static_cast<std::size_t>(tensor.ndim));

@@ -27,9 +27,9 @@ struct Device {
 /// "cpu", "cuda:0", …
 FOVEAL_API std::string to_string(const Device& device);
 
-/// A non-owning view of a strided array: pointer, dtype, device, shape and strides, all in elements and
-/// all int64. Copying it copies no data. A default-constructed view is "absent" (empty() is true), which
-/// is how optional tensors are left out.
+/// A non-owning view of a strided array: pointer, dtype, device, shape and strides, all in elements
+/// and all int64. Copying it copies no data. A default-constructed view is "absent" (empty() is
+/// true), which is how optional tensors are left out.
 class FOVEAL_API TensorView {
  public:
   static constexpr int kMaxDims = 8;
@@ -39,7 +39,8 @@ class FOVEAL_API TensorView {
   /// A contiguous (row-major) view. Throws invalid_argument for more than kMaxDims dimensions or a
   /// negative size.
   TensorView(void* data, DType dtype, std::span<const std::int64_t> shape, Device device = {});
-  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
+  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+             Device device = {});
 
   /// A strided view; `strides` has one entry a dimension, in elements, and may be zero or negative.
   TensorView(void* data, DType dtype, std::span<const std::int64_t> shape,
@@ -52,7 +53,9 @@ class FOVEAL_API TensorView {
   int ndim() const { return ndim_; }
   std::int64_t size(int dim) const { return shape_[static_cast<std::size_t>(dim)]; }
   std::int64_t stride(int dim) const { return strides_[static_cast<std::size_t>(dim)]; }
-  std::span<const std::int64_t> shape() const { return {shape_.data(), static_cast<std::size_t>(ndim_)}; }
+  std::span<const std::int64_t> shape() const {
+    return {shape_.data(), static_cast<std::size_t>(ndim_)};
+  }
   std::span<const std::int64_t> strides() const {
     return {strides_.data(), static_cast<std::size_t>(ndim_)};
   }
@@ -69,8 +72,8 @@ class FOVEAL_API TensorView {
 
   /// Views of the same memory. Each throws invalid_argument when a dimension is out of range.
   /// `permute({0, 2, 1})` reorders dimensions; `select(d, i)` drops dimension d at index i;
-  /// `slice(d, begin, end)` keeps [begin, end) of dimension d; `view_as(dtype)` reinterprets elements of
-  /// the same size (u8 caches as fp8).
+  /// `slice(d, begin, end)` keeps [begin, end) of dimension d; `view_as(dtype)` reinterprets
+  /// elements of the same size (u8 caches as fp8).
   TensorView permute(std::span<const int> order) const;
   TensorView permute(std::initializer_list<int> order) const;
   TensorView select(int dim, std::int64_t index) const;

@@ -8,8 +8,8 @@
 
 namespace foveal {
 
-/// Throws an Error with a formatted message. By convention the message begins with the argument's name
-/// and says what it was and what it must be.
+/// Throws an Error with a formatted message. By convention the message begins with the argument's
+/// name and says what it was and what it must be.
 template <typename... Args>
 [[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));

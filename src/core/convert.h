@@ -1,9 +1,9 @@
 #pragma once
 
-// Scalar conversions between float and the narrow floating types, by bits: portable, exact when widening,
-// round-to-nearest-even when narrowing. Formats: IEEE 754 binary16; bfloat16 (the upper half of a
-// binary32); OCP 8-bit floating point, revision 1.0: E4M3 (bias 7, no infinities, S.1111.111 is NaN) and
-// E5M2 (bias 15, IEEE-like).
+// Scalar conversions between float and the narrow floating types, by bits: portable, exact when
+// widening, round-to-nearest-even when narrowing. Formats: IEEE 754 binary16; bfloat16 (the upper
+// half of a binary32); OCP 8-bit floating point, revision 1.0: E4M3 (bias 7, no infinities,
+// S.1111.111 is NaN) and E5M2 (bias 15, IEEE-like).
 
 #include <bit>
 #include <cmath>
@@ -31,11 +31,13 @@ constexpr float widen(std::uint32_t bits) {
   }
   if (exponent == 0) {
     // Subnormal: mantissa · 2^(1 − bias − mantissa bits), exact in float.
-    constexpr float kUnit = std::bit_cast<float>(static_cast<std::uint32_t>(127 + 1 - kBias - kMantissaBits) << 23);
+    constexpr float kUnit =
+        std::bit_cast<float>(static_cast<std::uint32_t>(127 + 1 - kBias - kMantissaBits) << 23);
     const float magnitude = static_cast<float>(mantissa) * kUnit;
     return sign != 0 ? -magnitude : magnitude;
   }
-  return std::bit_cast<float>(sign | ((exponent + 127 - kBias) << 23) | (mantissa << (23 - kMantissaBits)));
+  return std::bit_cast<float>(sign | ((exponent + 127 - kBias) << 23) |
+                              (mantissa << (23 - kMantissaBits)));
 }
 
 /// Narrows with round-to-nearest-even. What is too large becomes infinity or, with kFiniteOnly, the
@@ -45,9 +47,11 @@ constexpr std::uint32_t narrow(float value) {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   constexpr std::uint32_t kExponentMax = (1U << kExponentBits) - 1;
   constexpr std::uint32_t kMantissaMask = (1U << kMantissaBits) - 1;
-  constexpr std::uint32_t kNaN = (kExponentMax << kMantissaBits) | (kFiniteOnly ? kMantissaMask : 1U << (kMantissaBits - 1));
-  constexpr std::uint32_t kTooLarge =
-      kFiniteOnly ? (kExponentMax << kMantissaBits) | (kMantissaMask - 1) : kExponentMax << kMantissaBits;
+  constexpr std::uint32_t kNaN =
+      (kExponentMax << kMantissaBits) | (kFiniteOnly ? kMantissaMask : 1U << (kMantissaBits - 1));
+  constexpr std::uint32_t kTooLarge = kFiniteOnly
+                                          ? (kExponentMax << kMantissaBits) | (kMantissaMask - 1)
+                                          : kExponentMax << kMantissaBits;
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 31) << (kExponentBits + kMantissaBits);
   const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
@@ -70,8 +74,11 @@ constexpr std::uint32_t narrow(float value) {
   }
   // A carry out of the mantissa runs into the exponent field, which is what rounding up means.
   const std::uint32_t result =
-      subnormal_shift > 0 ? kept : kept + (static_cast<std::uint32_t>(exponent + kBias - 1) << kMantissaBits);
-  if (exponent >= 1 - kBias && (exponent + kBias > static_cast<int>(kExponentMax) || result >= (kFiniteOnly ? kNaN : kTooLarge))) {
+      subnormal_shift > 0
+          ? kept
+          : kept + (static_cast<std::uint32_t>(exponent + kBias - 1) << kMantissaBits);
+  if (exponent >= 1 - kBias && (exponent + kBias > static_cast<int>(kExponentMax) ||
+                                result >= (kFiniteOnly ? kNaN : kTooLarge))) {
     return sign | kTooLarge;
   }
   return sign | result;
@@ -133,7 +140,8 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) {
   return 0.0;
 }
 
-/// Stores into an array of any floating dtype, rounding once (double to the narrow types through float).
+/// Stores into an array of any floating dtype, rounding once (double to the narrow types through
+/// float).
 inline void store_element(void* data, DType dtype, std::int64_t index, double value) {
   switch (dtype) {
     case DType::f64:

@@ -54,21 +54,40 @@ std::string_view to_string(DType dtype) {
 
 std::optional<DType> dtype_from_string(std::string_view name) {
   static constexpr std::array<std::pair<std::string_view, DType>, 27> kNames{{
-      {"f32", DType::f32},         {"float32", DType::f32},       {"float", DType::f32},
-      {"fp32", DType::f32},        {"f16", DType::f16},           {"float16", DType::f16},
-      {"half", DType::f16},        {"fp16", DType::f16},          {"bf16", DType::bf16},
-      {"bfloat16", DType::bf16},   {"f8e4m3", DType::f8e4m3},     {"fp8", DType::f8e4m3},
-      {"fp8_e4m3", DType::f8e4m3}, {"f8_e4m3", DType::f8e4m3},    {"float8_e4m3fn", DType::f8e4m3},
-      {"f8e5m2", DType::f8e5m2},   {"fp8_e5m2", DType::f8e5m2},   {"f8_e5m2", DType::f8e5m2},
-      {"f64", DType::f64},         {"float8_e5m2", DType::f8e5m2}, {"float64", DType::f64},
-      {"i32", DType::i32},         {"int32", DType::i32},         {"i64", DType::i64},
-      {"int64", DType::i64},       {"u8", DType::u8},             {"uint8", DType::u8},
+      {"f32", DType::f32},
+      {"float32", DType::f32},
+      {"float", DType::f32},
+      {"fp32", DType::f32},
+      {"f16", DType::f16},
+      {"float16", DType::f16},
+      {"half", DType::f16},
+      {"fp16", DType::f16},
+      {"bf16", DType::bf16},
+      {"bfloat16", DType::bf16},
+      {"f8e4m3", DType::f8e4m3},
+      {"fp8", DType::f8e4m3},
+      {"fp8_e4m3", DType::f8e4m3},
+      {"f8_e4m3", DType::f8e4m3},
+      {"float8_e4m3fn", DType::f8e4m3},
+      {"f8e5m2", DType::f8e5m2},
+      {"fp8_e5m2", DType::f8e5m2},
+      {"f8_e5m2", DType::f8e5m2},
+      {"f64", DType::f64},
+      {"float8_e5m2", DType::f8e5m2},
+      {"float64", DType::f64},
+      {"i32", DType::i32},
+      {"int32", DType::i32},
+      {"i64", DType::i64},
+      {"int64", DType::i64},
+      {"u8", DType::u8},
+      {"uint8", DType::u8},
   }};
   std::string lower(name);
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  const auto* found =
-      std::find_if(kNames.begin(), kNames.end(), [&](const auto& entry) { return entry.first == lower; });
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) {
+    return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  });
+  const auto* found = std::find_if(kNames.begin(), kNames.end(),
+                                   [&](const auto& entry) { return entry.first == lower; });
   if (found == kNames.end()) {
     return std::nullopt;
   }

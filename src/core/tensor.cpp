@@ -9,21 +9,27 @@ namespace foveal {
 namespace {
 
 void check_shape(std::span<const std::int64_t> shape) {
-  check(shape.size() <= TensorView::kMaxDims, "TensorView: shape has {} dimensions, at most {} are accepted",
-        shape.size(), TensorView::kMaxDims);
+  check(shape.size() <= TensorView::kMaxDims,
+        "TensorView: shape has {} dimensions, at most {} are accepted", shape.size(),
+        TensorView::kMaxDims);
   for (const std::int64_t size : shape) {
     check(size >= 0, "TensorView: shape is [{}], every size must be >= 0", fmt::join(shape, ", "));
   }
 }
 
 void check_dim(const TensorView& view, int dim) {
-  check(dim >= 0 && dim < view.ndim(), "TensorView: dim is {}, it must be in [0, {})", dim, view.ndim());
+  check(dim >= 0 && dim < view.ndim(), "TensorView: dim is {}, it must be in [0, {})", dim,
+        view.ndim());
 }
 
 }  // namespace
 
 TensorView::TensorView(void* data, DType dtype, std::span<const std::int64_t> shape, Device device)
-    : data_(data), dtype_(dtype), device_(device), present_(true), ndim_(static_cast<int>(shape.size())) {
+    : data_(data),
+      dtype_(dtype),
+      device_(device),
+      present_(true),
+      ndim_(static_cast<int>(shape.size())) {
   check_shape(shape);
   std::int64_t stride = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
@@ -33,15 +39,21 @@ TensorView::TensorView(void* data, DType dtype, std::span<const std::int64_t> sh
   }
 }
 
-TensorView::TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device)
+TensorView::TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                       Device device)
     : TensorView(data, dtype, std::span<const std::int64_t>(shape.begin(), shape.size()), device) {}
 
 TensorView::TensorView(void* data, DType dtype, std::span<const std::int64_t> shape,
                        std::span<const std::int64_t> strides, Device device)
-    : data_(data), dtype_(dtype), device_(device), present_(true), ndim_(static_cast<int>(shape.size())) {
+    : data_(data),
+      dtype_(dtype),
+      device_(device),
+      present_(true),
+      ndim_(static_cast<int>(shape.size())) {
   check_shape(shape);
-  check(shape.size() == strides.size(), "TensorView: strides has {} entries, it must have {} as shape has",
-        strides.size(), shape.size());
+  check(shape.size() == strides.size(),
+        "TensorView: strides has {} entries, it must have {} as shape has", strides.size(),
+        shape.size());
   for (std::size_t i = 0; i < shape.size(); ++i) {
     shape_[i] = shape[i];
     strides_[i] = strides[i];
@@ -71,8 +83,8 @@ bool TensorView::is_contiguous() const {
 }
 
 TensorView TensorView::permute(std::span<const int> order) const {
-  check(static_cast<int>(order.size()) == ndim_, "TensorView::permute: order has {} entries, it must have {}",
-        order.size(), ndim_);
+  check(static_cast<int>(order.size()) == ndim_,
+        "TensorView::permute: order has {} entries, it must have {}", order.size(), ndim_);
   TensorView result = *this;
   std::array<bool, kMaxDims> seen{};
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -92,8 +104,8 @@ TensorView TensorView::permute(std::initializer_list<int> order) const {
 
 TensorView TensorView::select(int dim, std::int64_t index) const {
   check_dim(*this, dim);
-  check(index >= 0 && index < size(dim), "TensorView::select: index is {}, it must be in [0, {})", index,
-        size(dim));
+  check(index >= 0 && index < size(dim), "TensorView::select: index is {}, it must be in [0, {})",
+        index, size(dim));
   TensorView result = slice(dim, index, index + 1);
   for (int i = dim; i + 1 < ndim_; ++i) {
     const auto at = static_cast<std::size_t>(i);
@@ -118,8 +130,8 @@ TensorView TensorView::slice(int dim, std::int64_t begin, std::int64_t end) cons
 
 TensorView TensorView::view_as(DType dtype) const {
   check(size_of(dtype) == size_of(dtype_),
-        "TensorView::view_as: dtype is {}, its elements must have the {} bytes of {}", to_string(dtype),
-        size_of(dtype_), to_string(dtype_));
+        "TensorView::view_as: dtype is {}, its elements must have the {} bytes of {}",
+        to_string(dtype), size_of(dtype_), to_string(dtype_));
   TensorView result = *this;
   result.dtype_ = dtype;
   return result;
@@ -129,7 +141,8 @@ std::string TensorView::describe() const {
   if (empty()) {
     return "absent";
   }
-  return fmt::format("{}[{}] on {}", to_string(dtype_), fmt::join(shape(), ", "), to_string(device_));
+  return fmt::format("{}[{}] on {}", to_string(dtype_), fmt::join(shape(), ", "),
+                     to_string(device_));
 }
 
 }  // namespace foveal

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string_view>
+
+#include "foveal/export.h"
+
+#define FOVEAL_VERSION_MAJOR 0
+#define FOVEAL_VERSION_MINOR 1
+#define FOVEAL_VERSION_PATCH 0
+
+namespace foveal {
+
+/// Version of the library at run time, "major.minor.patch"; the macros are those of the headers.
+FOVEAL_API std::string_view version();
+
+}  // namespace foveal
