@@ -85,6 +85,9 @@ struct BuilderConfig {
   /// Splits of the keys per task; 0 lets the planner decide. For tests and measurements.
   std::int64_t num_splits = 0;
   bool batch_invariant = false;
+  /// CPU: the most threads that forward will run on. It plans the splits and sizes the workspace; 0 is what
+  /// default_thread_pool() has.
+  int num_threads = 0;
   Device device;
 };
 
