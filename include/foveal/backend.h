@@ -85,8 +85,8 @@ struct BuilderConfig {
   /// Splits of the keys per task; 0 lets the planner decide. For tests and measurements.
   std::int64_t num_splits = 0;
   bool batch_invariant = false;
-  /// CPU: the most threads that forward will run on. It plans the splits and sizes the workspace; 0 is what
-  /// default_thread_pool() has.
+  /// CPU: the most threads that forward will run on. It plans the splits and sizes the workspace; 0
+  /// is what default_thread_pool() has.
   int num_threads = 0;
   Device device;
 };
@@ -103,6 +103,8 @@ class FOVEAL_API AttentionMetadata {
   /// mask.
   const AttentionSpec& spec() const { return spec_; }
   std::int64_t block_size() const { return block_size_; }  ///< The kernel's.
+  /// Blocks of that size in the cache that the plan was checked against.
+  std::int64_t num_kernel_blocks() const { return num_kernel_blocks_; }
   std::int64_t common_prefix_len() const { return common_prefix_len_; }
   /// Scratch forward needs, in bytes.
   virtual std::int64_t workspace_bytes() const { return 0; }
@@ -116,6 +118,7 @@ class FOVEAL_API AttentionMetadata {
   CommonAttentionMetadata common_;
   AttentionSpec spec_;
   std::int64_t block_size_;
+  std::int64_t num_kernel_blocks_;
   std::int64_t common_prefix_len_;
 };
 

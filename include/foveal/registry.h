@@ -28,6 +28,10 @@ class FOVEAL_API BackendRegistry {
   BackendRegistry(const BackendRegistry&) = delete;
   BackendRegistry& operator=(const BackendRegistry&) = delete;
 
+  struct Impl;
+  /// For the selector, which lives beside it.
+  Impl& impl() { return *impl_; }
+
   struct Entry {
     std::string id;            ///< Upper case, e.g. "CPU_ATTN".
     std::string display_name;  ///< For people, e.g. "CPU flash attention".
@@ -58,10 +62,6 @@ class FOVEAL_API BackendRegistry {
   AttentionBackendPtr get(std::string_view id);
 
  private:
-  friend AttentionBackendPtr select_backend(const SelectorConfig& config,
-                                            BackendRegistry& registry);
-  friend SelectionReport explain_selection(const SelectorConfig& config, BackendRegistry& registry);
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
