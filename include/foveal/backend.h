@@ -306,6 +306,8 @@ class FOVEAL_API AttentionBackend {
 
   virtual std::string_view name() const = 0;
   virtual const BackendCapabilities& capabilities() const = 0;
+  /// What it runs on here, for people: the instruction set, the driver's version; may be empty.
+  virtual std::string runtime() const { return {}; }
   /// Every reason why the config cannot be served; empty when it can.
   virtual std::vector<std::string> validate(const SelectorConfig& config) const = 0;
 
@@ -371,6 +373,13 @@ class ErasedBackend final : public AttentionBackend {
  public:
   std::string_view name() const override { return T::name(); }
   const BackendCapabilities& capabilities() const override { return capabilities_; }
+  std::string runtime() const override {
+    if constexpr (requires { T::runtime(); }) {
+      return T::runtime();
+    } else {
+      return {};
+    }
+  }
   std::vector<std::string> validate(const SelectorConfig& config) const override {
     std::vector<std::string> reasons = capability_reasons(capabilities_, config);
     for (std::string& reason : T::validate(config)) {

@@ -1,0 +1,48 @@
+#include "foveal/commands.h"
+
+#include <fmt/format.h>
+
+namespace foveal::tools {
+namespace {
+
+template <typename T>
+T parsed(std::optional<T> value, const std::string& flag, const std::string& text,
+         std::string_view accepted) {
+  if (!value) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is '{}', accepted are {}", flag, text, accepted));
+  }
+  return *value;
+}
+
+}  // namespace
+
+DType parse_dtype(const std::string& flag, const std::string& value) {
+  std::optional<DType> dtype = dtype_from_string(value);
+  if (dtype && !is_float(*dtype)) {
+    dtype.reset();
+  }
+  return parsed(dtype, flag, value, "f32, f16, bf16, f8e4m3, f8e5m2");
+}
+
+AttnType parse_attn_type(const std::string& flag, const std::string& value) {
+  return parsed(attn_type_from_string(value), flag, value,
+                "decoder, encoder, encoder_only, encoder_decoder");
+}
+
+GraphSupport parse_graph_support(const std::string& flag, const std::string& value) {
+  return parsed(graph_support_from_string(value), flag, value,
+                "never, uniform_single_token_decode, uniform_batch, always");
+}
+
+DeviceType parse_device(const std::string& flag, const std::string& value) {
+  std::optional<DeviceType> device;
+  for (const DeviceType known : {DeviceType::cpu, DeviceType::cuda, DeviceType::opencl}) {
+    if (to_string(known) == value) {
+      device = known;
+    }
+  }
+  return parsed(device, flag, value, "cpu, cuda, opencl");
+}
+
+}  // namespace foveal::tools

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "foveal/foveal.h"
+
+// The subcommands of `foveal`, one file each. Each function adds its subcommand, whose callback
+// sets exit_code; errors are thrown and reported by main.
+namespace foveal::tools {
+
+CLI::App* add_generate_command(CLI::App& app, int& exit_code);
+CLI::App* add_info_command(CLI::App& app, int& exit_code);
+CLI::App* add_run_command(CLI::App& app, int& exit_code);
+CLI::App* add_select_command(CLI::App& app, int& exit_code);
+
+/// A value of a command-line flag as an enum; throws invalid_argument naming the flag, the value
+/// and what is accepted.
+DType parse_dtype(const std::string& flag, const std::string& value);
+AttnType parse_attn_type(const std::string& flag, const std::string& value);
+GraphSupport parse_graph_support(const std::string& flag, const std::string& value);
+DeviceType parse_device(const std::string& flag, const std::string& value);
+
+}  // namespace foveal::tools
