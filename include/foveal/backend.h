@@ -45,15 +45,15 @@ struct BackendCapabilities {
   DeviceType device = DeviceType::cpu;
   int min_compute_capability = 0;  ///< CUDA: 10·major + minor, 0 elsewhere.
   int max_compute_capability = 0;  ///< 0 is no upper bound.
-  std::vector<DType> dtypes;
+  std::vector<DType> dtypes{};
   /// Cache dtypes besides "the same as dtype", which is always accepted.
-  std::vector<DType> kv_cache_dtypes;
+  std::vector<DType> kv_cache_dtypes{};
   std::int64_t head_size_multiple = 1;
   std::int64_t max_head_size = 0;
-  std::vector<std::int64_t> head_sizes;  ///< When not empty, only these.
-  bool different_head_size_v = false;    ///< Values may have another head size than keys.
-  std::vector<BlockSize> block_sizes;    ///< Kernel block sizes; empty accepts any.
-  std::vector<AttnType> attn_types;
+  std::vector<std::int64_t> head_sizes{};  ///< When not empty, only these.
+  bool different_head_size_v = false;      ///< Values may have another head size than keys.
+  std::vector<BlockSize> block_sizes{};    ///< Kernel block sizes; empty accepts any.
+  std::vector<AttnType> attn_types{};
   bool mla = false;  ///< An MLA backend serves MLA layers only, and others none.
   bool sinks = false;
   bool sliding_window = false;
@@ -73,7 +73,7 @@ struct BackendCapabilities {
 
 /// What a builder needs to know once.
 struct BuilderConfig {
-  AttentionSpec spec;
+  AttentionSpec spec{};
   std::int64_t block_size = 16;  ///< The cache manager's; block_table and slot_mapping count in it.
   /// The kernel's, which divides block_size: forward's cache views have blocks of this many tokens,
   /// and the builder splits the table. 0 means block_size.
@@ -88,7 +88,7 @@ struct BuilderConfig {
   /// CPU: the most threads that forward will run on. It plans the splits and sizes the workspace; 0
   /// is what default_thread_pool() has.
   int num_threads = 0;
-  Device device;
+  Device device{};
 };
 
 /// A backend's plan for one step, made by its builder and read by every layer of the group. It
@@ -183,11 +183,12 @@ struct ForwardArgs {
       query;  ///< [T, num_heads, head_size]; the last dimension contiguous, as in all of these.
   /// [keys, num_kv_heads, head_size] and [keys, num_kv_heads, head_size_v]: plain keys and values,
   /// read when kv_cache is absent (encoders, or attention without a cache).
-  TensorView key;
-  TensorView value;
-  KVCacheView kv_cache;  ///< The paged cache; new tokens must have been written by update_kv_cache.
-  TensorView output;     ///< [T, num_heads, head_size_v], written in place.
-  TensorView lse;        ///< f32 [num_heads, T], natural log, without the sink. Absent: not wanted.
+  TensorView key{};
+  TensorView value{};
+  /// The paged cache; new tokens must have been written by update_kv_cache.
+  KVCacheView kv_cache{};
+  TensorView output{};  ///< [T, num_heads, head_size_v], written in place.
+  TensorView lse{};     ///< f32 [num_heads, T], natural log, without the sink. Absent: not wanted.
 };
 
 /// Attention of one layer that is not MLA. One a layer; const calls may run on several threads with
@@ -238,20 +239,20 @@ class FOVEAL_API AttentionImpl {
 /// qk_rope_head_dim, P = qk_nope_head_dim, V = v_head_dim. The keys may be the step's own tokens
 /// (causal) or a chunk of the context (not causal); the caller merges the parts by their lse.
 struct MlaPrefillArgs {
-  TensorView query;   ///< [T, num_heads, P + R]
-  TensorView key;     ///< [keys, num_heads, P + R]
-  TensorView value;   ///< [keys, num_heads, V]
-  TensorView output;  ///< [T, num_heads, V]
-  TensorView lse;     ///< f32 [num_heads, T]; may be absent.
+  TensorView query{};   ///< [T, num_heads, P + R]
+  TensorView key{};     ///< [keys, num_heads, P + R]
+  TensorView value{};   ///< [keys, num_heads, V]
+  TensorView output{};  ///< [T, num_heads, V]
+  TensorView lse{};     ///< f32 [num_heads, T]; may be absent.
 };
 
 /// Tensors of forward_mqa: multi-query attention on the compressed latent (decode). With L =
 /// kv_lora_rank: the value of a token is the first L elements of its cache entry.
 struct MlaDecodeArgs {
-  TensorView query;     ///< [T, num_heads, L + R]: the absorbed query, then its rotated part.
-  TensorView kv_cache;  ///< [num_blocks, block_size, L + R]
-  TensorView output;    ///< [T, num_heads, L]
-  TensorView lse;       ///< f32 [num_heads, T]; may be absent.
+  TensorView query{};     ///< [T, num_heads, L + R]: the absorbed query, then its rotated part.
+  TensorView kv_cache{};  ///< [num_blocks, block_size, L + R]
+  TensorView output{};    ///< [T, num_heads, L]
+  TensorView lse{};       ///< f32 [num_heads, T]; may be absent.
 };
 
 /// Attention of one MLA layer. It has no `forward`: the engine chooses the way by phase.
@@ -294,8 +295,8 @@ class FOVEAL_API MlaAttentionImpl {
 
 /// One part of a split attention: output [T, num_heads, head_size_v] and lse f32 [num_heads, T].
 struct AttentionPart {
-  TensorView output;
-  TensorView lse;
+  TensorView output{};
+  TensorView lse{};
 };
 
 /// A backend, erased: a stateless factory that says what it is and makes what serves a layer. Get

@@ -34,7 +34,7 @@ struct ExecutionContext {
   void* stream = nullptr;         ///< GPU backends: the caller's stream.
   /// Scratch of at least AttentionMetadata::workspace_bytes() bytes (u8), aligned to 64. Absent:
   /// the builder's own, which serves one forward at a time.
-  TensorView workspace;
+  TensorView workspace{};
 
   ThreadPool& pool() const { return threads != nullptr ? *threads : default_thread_pool(); }
 };

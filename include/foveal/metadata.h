@@ -24,23 +24,23 @@ struct CommonAttentionMetadata {
       0;  ///< Rows of query that count; a padded query tensor may be longer.
   std::int64_t max_query_len = 0;  ///< At least the longest query length.
   std::int64_t max_seq_len = 0;    ///< At least the longest seq_len; may be an upper bound.
-  TensorView query_start_loc;      ///< i32 [num_reqs + 1], starts at 0, non-decreasing.
+  TensorView query_start_loc{};    ///< i32 [num_reqs + 1], starts at 0, non-decreasing.
   TensorView
       seq_lens;  ///< i32 [num_reqs]; 0 for padded requests. Cross attention: encoder lengths.
-  TensorView query_start_loc_host;  ///< Host copy, for metadata on another device; may be absent.
-  TensorView seq_lens_host;         ///< Host copy or upper bounds, likewise.
+  TensorView query_start_loc_host{};  ///< Host copy, for metadata on another device; may be absent.
+  TensorView seq_lens_host{};         ///< Host copy or upper bounds, likewise.
   /// i32 [num_reqs, max_blocks]: the cache manager's blocks in order of position. Absent when keys
   /// and values are passed to forward as plain tensors.
-  TensorView block_table;
+  TensorView block_table{};
   /// i64 [num_actual_tokens]: block·block_size + offset of each new token, −1 for padding. May be
   /// absent when nothing is written to the cache.
-  TensorView slot_mapping;
+  TensorView slot_mapping{};
   /// i32 [num_reqs + 1]: where each request's keys start in plain key and value tensors; by default
   /// query_start_loc. Request r has seq_lens[r] keys from there.
-  TensorView key_start_loc;
+  TensorView key_start_loc{};
   bool causal = true;  ///< Encoder and cross attention need false.
   /// i32 [num_reqs]: keys this context-parallel rank holds; absent without context parallelism.
-  TensorView cp_local_seq_lens;
+  TensorView cp_local_seq_lens{};
 };
 
 }  // namespace foveal

@@ -21,8 +21,8 @@ struct SelectorConfig {
   std::int64_t head_size = 0;
   std::int64_t head_size_v = 0;  ///< 0 means head_size.
   DType dtype = DType::bf16;
-  std::optional<DType> kv_cache_dtype;     ///< By default dtype.
-  std::optional<std::int64_t> block_size;  ///< Set it only when the user chose one.
+  std::optional<DType> kv_cache_dtype{};     ///< By default dtype.
+  std::optional<std::int64_t> block_size{};  ///< Set it only when the user chose one.
   AttnType attn_type = AttnType::decoder;
   bool use_mla = false;
   bool has_sinks = false;
@@ -37,7 +37,7 @@ struct SelectorConfig {
   std::int64_t prefill_context_parallel_size = 1;
   bool batch_invariant = false;
   /// Choose this backend or fail. Any case; "auto" or empty leaves the choice free.
-  std::string backend;
+  std::string backend{};
 
   /// What a layer of this spec asks for.
   FOVEAL_API static SelectorConfig from(const AttentionSpec& spec,
@@ -49,8 +49,8 @@ struct SelectorConfig {
 
 /// One backend as the selector saw it.
 struct Candidate {
-  std::string id;
-  std::string display_name;
+  std::string id{};
+  std::string display_name{};
   std::int64_t priority = 0;  ///< 0 is tried first.
   bool chosen = false;
   std::vector<std::string>
@@ -59,13 +59,13 @@ struct Candidate {
 
 /// How a selection came out.
 struct SelectionReport {
-  SelectorConfig config;
-  std::vector<Candidate>
-      candidates;      ///< In order of preference. An explicit choice is the only one.
-  std::string chosen;  ///< Id, or empty when none can serve.
+  SelectorConfig config{};
+  /// In order of preference. An explicit choice is the only one.
+  std::vector<Candidate> candidates{};
+  std::string chosen{};  ///< Id, or empty when none can serve.
   /// Backends of the same device that stood before the chosen one and were refused: what a fallback
   /// fell back from.
-  std::vector<std::string> passed_over;
+  std::vector<std::string> passed_over{};
 
   /// For people, several lines.
   FOVEAL_API std::string text() const;

@@ -85,24 +85,24 @@ struct AttentionSpec {
   std::int64_t num_heads = 0;  ///< Query heads.
   std::int64_t num_kv_heads =
       0;  ///< Divides num_heads; query head h reads KV head h / (num_heads / num_kv_heads).
-  std::int64_t head_size = 0;           ///< Of queries and keys.
-  std::int64_t head_size_v = 0;         ///< Of values and output; 0 means head_size.
-  std::optional<float> scale;           ///< Softmax scale; by default 1/√head_size.
-  DType dtype = DType::bf16;            ///< Of query, key, value and output.
-  std::optional<DType> kv_cache_dtype;  ///< Of the cache; by default dtype.
+  std::int64_t head_size = 0;             ///< Of queries and keys.
+  std::int64_t head_size_v = 0;           ///< Of values and output; 0 means head_size.
+  std::optional<float> scale{};           ///< Softmax scale; by default 1/√head_size.
+  DType dtype = DType::bf16;              ///< Of query, key, value and output.
+  std::optional<DType> kv_cache_dtype{};  ///< Of the cache; by default dtype.
   AttnType attn_type = AttnType::decoder;
-  Window window;                 ///< On top of causality.
+  Window window{};               ///< On top of causality.
   float logits_soft_cap = 0.0F;  ///< score ← cap·tanh(score/cap); 0 turns it off.
   std::vector<float>
       alibi_slopes;  ///< [num_heads] or empty. Bias slope·(key position − row position).
   std::vector<float>
-      sinks;           ///< [num_heads] or empty. One extra logit a head in the denominator only.
-  ScoreMod score_mod;  ///< Excludes alibi_slopes.
-  MaskMod mask_mod;
-  QuantScales scales;
-  std::string kv_sharing_target;  ///< Name of an earlier layer whose cache this one reads; it then
-                                  ///< writes none.
-  std::optional<MlaDims> mla;
+      sinks;             ///< [num_heads] or empty. One extra logit a head in the denominator only.
+  ScoreMod score_mod{};  ///< Excludes alibi_slopes.
+  MaskMod mask_mod{};
+  QuantScales scales{};
+  std::string kv_sharing_target{};  ///< Name of an earlier layer whose cache this one reads; it
+                                    ///< then writes none.
+  std::optional<MlaDims> mla{};
 
   std::int64_t value_head_size() const { return head_size_v == 0 ? head_size : head_size_v; }
   DType cache_dtype() const { return kv_cache_dtype.value_or(dtype); }
@@ -157,8 +157,8 @@ FOVEAL_API std::string_view to_string(KVCacheSpec::Kind kind);
 /// A backend's cache tensor: logical shape, and the order of its dimensions in memory, outermost
 /// first.
 struct KVCacheLayout {
-  std::vector<std::int64_t> shape;
-  std::vector<int> stride_order;
+  std::vector<std::int64_t> shape{};
+  std::vector<int> stride_order{};
   DType dtype = DType::bf16;
 
   FOVEAL_API std::int64_t size_bytes() const;
@@ -170,8 +170,8 @@ struct KVCacheLayout {
 /// head size] of any strides, the head dimension contiguous. NHD, HND, interleaved and padded
 /// caches differ in strides only.
 struct KVCacheView {
-  TensorView key;
-  TensorView value;
+  TensorView key{};
+  TensorView value{};
 
   bool empty() const { return key.empty(); }
   std::int64_t num_blocks() const { return key.size(0); }
