@@ -1,0 +1,34 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "core/check.h"
+
+namespace foveal::serving {
+
+/// Parses a JSON object; throws io naming the file when the text is no such thing.
+inline nlohmann::json parse_json_object(std::string_view text, const std::string& file) {
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    fail(ErrorCode::io, "{}: is not a JSON object, or malformed JSON", file);
+  }
+  return json;
+}
+
+/// A value as a message shows it: short, and whatever bytes its strings hold.
+inline std::string describe_json(const nlohmann::json& value) {
+  constexpr std::size_t kMaxLength = 100;
+  std::string text =
+      value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
+  return text.size() > kMaxLength ? text.substr(0, kMaxLength) + "…" : text;
+}
+
+/// The member `key` of an object, nullptr when it is absent or null.
+inline const nlohmann::json* find_member(const nlohmann::json& object, const std::string& key) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+}  // namespace foveal::serving

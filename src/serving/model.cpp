@@ -1,0 +1,41 @@
+#include "serving/model.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "serving/gguf.h"
+#include "serving/hf_model.h"
+#include "serving/llama2c.h"
+#include "serving/mapped_file.h"
+#include "serving/safetensors.h"
+
+namespace foveal::serving {
+
+Model load_model(const std::filesystem::path& path, ProgressFn progress, void* user) {
+  if (std::filesystem::is_directory(path)) {
+    return load_hf_model(path, progress, user);
+  }
+  const MappedFile file(path);
+  if (is_gguf(file.bytes())) {
+    return load_gguf_model(path, progress, user);
+  }
+  if (is_safetensors(file.bytes())) {
+    return load_hf_model(path, progress, user);
+  }
+  return load_llama2c_model(path, progress, user);
+}
+
+std::filesystem::path default_model_path() {
+  const auto variable = [](const char* name) -> std::string {
+    const char* value = std::getenv(name);
+    return value != nullptr ? value : "";
+  };
+  std::filesystem::path cache = variable("FOVEAL_CACHE_DIR");
+  if (cache.empty()) {
+    const std::string xdg = variable("XDG_CACHE_HOME");
+    cache = (xdg.empty() ? variable("HOME") + "/.cache" : xdg) + "/foveal";
+  }
+  return cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf";
+}
+
+}  // namespace foveal::serving
