@@ -1,0 +1,331 @@
+#include "foveal/generate_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "core/check.h"
+#include "foveal/commands.h"
+#include "serving/engine.h"
+#include "serving/model.h"
+#include "serving/sampler.h"
+#include "serving/tokenizer.h"
+
+namespace foveal::tools {
+namespace {
+
+constexpr const char* kReplacement = "\xEF\xBF\xBD";
+
+/// Length of the UTF-8 character that `text` begins with: 0 when it is cut short, −1 when no
+/// character begins like this. By the table of well-formed byte sequences in the Unicode standard
+/// (chapter 3.9).
+int utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) {
+    return 1;
+  }
+  if (lead < 0xC2 || lead > 0xF4) {
+    return -1;
+  }
+  const int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  // The second byte's range excludes overlong forms, surrogates and what is beyond U+10FFFF.
+  unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  for (std::size_t i = 1; i < static_cast<std::size_t>(length); ++i, low = 0x80, high = 0xBF) {
+    if (i == text.size()) {
+      return 0;
+    }
+    if (byte(i) < low || byte(i) > high) {
+      return -1;
+    }
+  }
+  return length;
+}
+
+struct Options {
+  std::string model;
+  std::string tokenizer;
+  std::string prompt;
+  std::string prompts_file;
+  std::int64_t steps = 256;
+  float temperature = 0.0F;
+  std::uint64_t seed = 0;
+  std::string device = "cpu";
+  std::string backend;
+  int threads = 0;
+  bool raw = false;
+  bool json = false;
+};
+
+/// One prompt and what became of it.
+struct Generation {
+  std::string prompt;
+  std::vector<std::int32_t> prompt_tokens;
+  std::vector<std::int32_t> tokens;
+  std::string text;
+  Utf8Stream stream;
+  serving::FinishReason finish = serving::FinishReason::none;
+};
+
+std::vector<std::string> read_prompts(const Options& options) {
+  if (options.prompts_file.empty()) {
+    return {options.prompt};
+  }
+  std::ifstream file(options.prompts_file);
+  if (!file) {
+    fail(ErrorCode::io, "--prompts {} could not be opened", options.prompts_file);
+  }
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(file, line);) {
+    if (line.ends_with('\r')) {
+      line.pop_back();
+    }
+    if (!line.empty()) {
+      prompts.push_back(std::move(line));
+    }
+  }
+  if (file.bad()) {
+    fail(ErrorCode::io, "--prompts {} could not be read", options.prompts_file);
+  }
+  check(!prompts.empty(), "--prompts {} holds no prompt; it must have one a line",
+        options.prompts_file);
+  return prompts;
+}
+
+serving::Model load(const std::filesystem::path& path, bool is_default) {
+  if (!std::filesystem::exists(path)) {
+    fail(ErrorCode::io, "{} {} does not exist; {}", is_default ? "the default model" : "--model",
+         path.string(),
+         is_default ? "run scripts/fetch_model.sh to download it, or pass --model"
+                    : "pass a GGUF, safetensors or llama2.c file");
+  }
+  const bool show = isatty(STDERR_FILENO) != 0;
+  const auto progress = [](void*, std::int64_t done, std::int64_t total) {
+    fmt::print(stderr, "\rLoading the model: {:3d} %",
+               total > 0 ? std::min<std::int64_t>(100, done * 100 / total) : 100);
+    std::fflush(stderr);
+  };
+  serving::Model model = serving::load_model(path, show ? +progress : nullptr, nullptr);
+  if (show) {
+    fmt::print(stderr, "\r{:30}\r", "");
+  }
+  return model;
+}
+
+std::vector<std::int32_t> encode_prompt(const serving::Tokenizer& tokenizer,
+                                        const std::string& prompt, bool raw) {
+  const bool chat = !raw && tokenizer.has_chat_template();
+  check(!chat || !prompt.empty(),
+        "--prompt is empty; a chat model needs one, unless --raw is given");
+  std::vector<std::int32_t> tokens =
+      chat ? tokenizer.encode(tokenizer.apply_chat_template({{"user", prompt}}), true)
+           : tokenizer.encode(prompt);
+  // Some chat templates spell the token that sequences start with.
+  const std::optional<std::int32_t> bos = tokenizer.bos();
+  if (bos && (tokens.empty() || tokens.front() != *bos)) {
+    tokens.insert(tokens.begin(), *bos);
+  }
+  check(!tokens.empty(),
+        "--prompt is empty; this model has no token to begin with, so it needs one");
+  return tokens;
+}
+
+void write_stdout(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void report(const serving::Engine& engine) {
+  const serving::EngineStats stats = engine.stats();
+  const SelectionReport& selection = engine.runner().selection();
+  fmt::print(stderr, "prefill: {} tokens, {:.1f} tokens/s; decode: {} tokens, {:.1f} tokens/s\n",
+             stats.prefill_tokens, stats.prefill_rate(), stats.decode_tokens, stats.decode_rate());
+  fmt::print(stderr,
+             "KV cache: at most {} of {} blocks used; prefix-cache hits: {} blocks, {} tokens; "
+             "preemptions: {}\n",
+             stats.peak_blocks, engine.runner().num_blocks() - 1, stats.prefix_hit_blocks,
+             stats.prefix_hit_tokens, stats.preemptions);
+  std::string_view text = selection.text();
+  while (text.ends_with('\n')) {
+    text.remove_suffix(1);
+  }
+  fmt::print(stderr, "{}\n", text);
+}
+
+nlohmann::json to_json(const serving::Engine& engine, const serving::Model& model,
+                       const std::string& model_path, const std::vector<Generation>& generations) {
+  nlohmann::json results = nlohmann::json::array();
+  for (const Generation& generation : generations) {
+    results.push_back({{"prompt", generation.prompt},
+                       {"prompt_tokens", generation.prompt_tokens},
+                       {"text", generation.text},
+                       {"tokens", generation.tokens},
+                       {"finish_reason", serving::to_string(generation.finish)}});
+  }
+  const serving::EngineStats stats = engine.stats();
+  const serving::ModelRunner& runner = engine.runner();
+  return {{"model", {{"path", model_path}, {"name", model.config.name}}},
+          {"selection", nlohmann::json::parse(runner.selection().json())},
+          {"threads", runner.num_threads()},
+          {"results", std::move(results)},
+          {"stats",
+           {{"steps", stats.steps},
+            {"prompt_tokens", stats.prompt_tokens},
+            {"generated_tokens", stats.generated_tokens},
+            {"prefill_tokens", stats.prefill_tokens},
+            {"prefill_seconds", stats.prefill_seconds},
+            {"prefill_tokens_per_second", stats.prefill_rate()},
+            {"decode_tokens", stats.decode_tokens},
+            {"decode_seconds", stats.decode_seconds},
+            {"decode_tokens_per_second", stats.decode_rate()},
+            {"preemptions", stats.preemptions},
+            {"block_size", runner.block_size()},
+            {"peak_blocks", stats.peak_blocks},
+            {"num_blocks", runner.num_blocks() - 1},
+            {"prefix_hit_blocks", stats.prefix_hit_blocks},
+            {"prefix_hit_tokens", stats.prefix_hit_tokens}}}};
+}
+
+void generate(const Options& options) {
+  if (options.device != "cpu") {
+    fail(ErrorCode::unsupported, "--device was {}; generate accepts cpu", options.device);
+  }
+  std::vector<Generation> generations;
+  for (std::string& prompt : read_prompts(options)) {
+    generations.emplace_back().prompt = std::move(prompt);
+  }
+  const bool is_default = options.model.empty();
+  const std::filesystem::path path =
+      is_default ? serving::default_model_path() : std::filesystem::path(options.model);
+  const serving::Model model = load(path, is_default);
+  const auto tokenizer = serving::load_tokenizer(path, options.tokenizer, model.config.vocab_size);
+
+  serving::EngineConfig config;
+  config.backend = options.backend;
+  config.num_threads = options.threads;
+  config.max_num_seqs = std::min<std::int64_t>(config.max_num_seqs, std::ssize(generations));
+  config.stop_tokens = tokenizer->stop_tokens();
+  serving::Engine engine(model, config);
+
+  const bool stream = generations.size() == 1 && !options.json;
+  for (std::size_t i = 0; i < generations.size(); ++i) {
+    Generation& generation = generations[i];
+    generation.prompt_tokens = encode_prompt(*tokenizer, generation.prompt, options.raw);
+    const serving::SamplingParams sampling{.temperature = options.temperature,
+                                           .seed = serving::derive_seed(options.seed, i),
+                                           .max_tokens = options.steps};
+    const auto on_token = [&, stream](const serving::TokenEvent& event) {
+      const std::int32_t previous =
+          generation.tokens.empty() ? generation.prompt_tokens.back() : generation.tokens.back();
+      std::string text = event.finish == serving::FinishReason::stop
+                             ? ""
+                             : generation.stream.push(tokenizer->decode(event.token, previous));
+      generation.tokens.push_back(event.token);
+      generation.finish = event.finish;
+      if (event.finish != serving::FinishReason::none) {
+        text += generation.stream.finish();
+      }
+      generation.text += text;
+      if (stream) {
+        write_stdout(text);
+      }
+    };
+    engine.add_request(generation.prompt_tokens, sampling, on_token);
+  }
+  engine.run();
+
+  if (options.json) {
+    write_stdout(to_json(engine, model, path.string(), generations).dump(2) + "\n");
+  } else if (stream) {
+    write_stdout("\n");
+  } else {
+    for (std::size_t i = 0; i < generations.size(); ++i) {
+      fmt::print(stderr, "--- {} of {}: {}\n", i + 1, generations.size(), generations[i].prompt);
+      write_stdout(generations[i].text + "\n");
+    }
+  }
+  report(engine);
+}
+
+constexpr const char* kFooter = R"(Examples:
+  foveal generate --prompt "Why is the sky blue?"
+  foveal generate --prompt "Write a haiku." --temperature 0.8 --seed 7 --steps 64
+  foveal generate --prompts questions.txt --json > answers.json
+  foveal generate --model stories260K.bin --tokenizer tok512.bin --steps 200
+  foveal generate --prompt "Once upon a time" --raw --backend REFERENCE
+
+Text goes to stdout, everything else to stderr. A prompt given alone is answered as the tokens come;
+those of a file are served together and printed in order.)";
+
+}  // namespace
+
+std::string Utf8Stream::push(std::string_view bytes) {
+  pending_ += bytes;
+  std::string complete;
+  std::string_view rest = pending_;
+  while (!rest.empty()) {
+    const int length = utf8_length(rest);
+    if (length == 0) {
+      break;
+    }
+    complete += length > 0 ? rest.substr(0, static_cast<std::size_t>(length)) : kReplacement;
+    rest.remove_prefix(length > 0 ? static_cast<std::size_t>(length) : 1);
+  }
+  pending_.assign(rest);
+  return complete;
+}
+
+std::string Utf8Stream::finish() {
+  const bool cut_short = !pending_.empty();
+  pending_.clear();
+  return cut_short ? kReplacement : "";
+}
+
+CLI::App* add_generate_command(CLI::App& app, int& exit_code) {
+  CLI::App* command =
+      app.add_subcommand("generate", "Generate text with a small model, served by the library");
+  const auto options = std::make_shared<Options>();
+  command->add_option("--model", options->model,
+                      "Model: a GGUF, safetensors or llama2.c file, or a folder in Hugging Face's "
+                      "form; by default the one of scripts/fetch_model.sh");
+  command->add_option("--tokenizer", options->tokenizer,
+                      "Tokenizer file, for models that do not bring their own");
+  auto* prompt = command->add_option(
+      "--prompt", options->prompt, "What to answer or, with a model that does not chat, continue");
+  command
+      ->add_option("--prompts", options->prompts_file,
+                   "File with one prompt a line (empty lines are skipped), all served together")
+      ->excludes(prompt);
+  command->add_option("--steps", options->steps, "Most tokens to generate for a prompt")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
+      ->capture_default_str();
+  command->add_option("--temperature", options->temperature, "0 always takes the likeliest token")
+      ->check(CLI::Range(0.0F, 100.0F))
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of the draws when temperature is above 0")
+      ->capture_default_str();
+  command->add_option("--device", options->device, "Where to run: cpu")->capture_default_str();
+  command->add_option("--backend", options->backend,
+                      "Attention backend by its id (see `foveal info`); by default the best");
+  command->add_option("--threads", options->threads, "CPU threads; 0 is all")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command->add_flag("--raw", options->raw, "Continue the prompt as it is, without a chat template");
+  command->add_flag("--json", options->json, "Print one JSON document instead of text");
+  command->footer(kFooter);
+  command->callback([options, &exit_code] {
+    generate(*options);
+    exit_code = 0;
+  });
+  return command;
+}
+
+}  // namespace foveal::tools
