@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/plan.h"
+#include "foveal/dtype.h"
+#include "foveal/spec.h"
+
+namespace foveal::cpu {
+
+/// Rows [tokens, heads, size] of a query or output; strides in bytes.
+struct RowTensor {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  std::byte* row(std::int64_t token, std::int64_t head) const {
+    return data + token * token_stride + head * head_stride;
+  }
+};
+
+/// Keys or values [blocks, block size, KV heads, size]; strides in bytes. Plain ones are one block.
+struct TokenTensor {
+  const std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t block_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// Where the key at a position of a request is: in kernel block `block`, and `count` keys from
+/// there on follow in the same block.
+struct TokenRun {
+  std::int64_t block;
+  std::int64_t token;
+  std::int64_t count;
+};
+
+struct TokenIndex {
+  const std::int32_t* block_table = nullptr;  ///< Null: plain keys.
+  std::int64_t table_stride = 0;
+  std::int64_t manager_block_size = 0;  ///< A multiple of block_size; the table counts in it.
+  std::int64_t block_size = 0;
+  const std::int32_t* key_start_loc = nullptr;  ///< Plain keys: where each request's begin.
+
+  TokenRun find(std::int64_t request, std::int64_t position) const {
+    if (block_table == nullptr) {
+      return {0, key_start_loc[request] + position, std::int64_t{1} << 32};
+    }
+    const std::int64_t manager_block =
+        block_table[request * table_stride + position / manager_block_size];
+    const std::int64_t offset = position % manager_block_size;
+    const std::int64_t token = offset % block_size;
+    return {manager_block * (manager_block_size / block_size) + offset / block_size, token,
+            block_size - token};
+  }
+};
+
+/// Partial results, [KV heads · rows]: unnormalised outputs of `stride` floats, the largest score
+/// and the sum of exp(score − largest).
+struct PartialBuffer {
+  float* output = nullptr;
+  float* max = nullptr;
+  float* sum = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t rows = 0;  ///< A KV head.
+};
+
+/// All that the tasks of one forward share.
+struct AttentionCall {
+  RowTensor query;
+  RowTensor output;
+  float* lse = nullptr;  ///< May be null.
+  std::int64_t lse_head_stride = 0;
+  std::int64_t lse_token_stride = 0;
+  TokenTensor key;
+  TokenTensor value;
+  TokenIndex index;
+  PartialBuffer partials;
+
+  std::int64_t group_size = 1;
+  std::int64_t head_size = 0;
+  std::int64_t head_size_v = 0;
+  RowMask mask;
+  float scale = 1.0F;        ///< Softmax scale times k_scale.
+  float value_scale = 1.0F;  ///< v_scale.
+  float soft_cap = 0.0F;
+  const float* alibi_slopes = nullptr;  ///< Of all query heads, or null.
+  const float* sinks = nullptr;         ///< Likewise.
+  const ScoreMod* score_mod = nullptr;
+  const MaskMod* mask_mod = nullptr;
+  bool batch_invariant = false;
+};
+
+/// Floats of scratch a thread needs; aligned to 64 bytes.
+std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v);
+
+/// Floats between the rows of scratch and partial buffers for rows of `size`.
+constexpr std::int64_t padded_size(std::int64_t size) { return (size + 15) / 16 * 16; }
+
+void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t kv_head,
+                   float* scratch);
+
+void run_merge_item(const AttentionCall& call, const Plan& plan, const MergeItem& item,
+                    std::int64_t kv_head, float* scratch);
+
+}  // namespace foveal::cpu
