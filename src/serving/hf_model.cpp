@@ -2,6 +2,7 @@
 
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 
 #include "serving/json.h"
@@ -140,14 +141,23 @@ ModelConfig read_config(const Config& file) {
   return config;
 }
 
+/// What the folder is called, also when it is given as "." or with a slash at the end.
+std::string folder_name(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  return std::filesystem::absolute(folder / "config.json", ignored)
+      .parent_path()
+      .filename()
+      .string();
+}
+
 /// The weight files of a folder, by its index when there is one.
 std::vector<std::filesystem::path> weight_files(const std::filesystem::path& folder) {
   const std::filesystem::path single = folder / "model.safetensors";
-  if (std::filesystem::exists(single)) {
+  if (file_exists(single)) {
     return {single};
   }
   const std::filesystem::path index_path = folder / "model.safetensors.index.json";
-  if (!std::filesystem::exists(index_path)) {
+  if (!file_exists(index_path)) {
     fail(ErrorCode::io, "{}: has neither model.safetensors nor model.safetensors.index.json",
          folder.string());
   }
@@ -224,12 +234,12 @@ class WeightFiles {
 }  // namespace
 
 Model load_hf_model(const std::filesystem::path& path, ProgressFn progress, void* user) {
-  const bool is_folder = std::filesystem::is_directory(path);
-  const std::filesystem::path folder = is_folder ? path : path.parent_path();
+  const bool given_folder = is_folder(path);
+  const std::filesystem::path folder = given_folder ? path : path.parent_path();
   const Config file(folder / "config.json");
   ModelConfig config = read_config(file);
-  config.name = std::filesystem::absolute(folder / "config.json").parent_path().filename().string();
-  const WeightFiles weights(is_folder ? weight_files(path) : std::vector{path});
+  config.name = folder_name(folder);
+  const WeightFiles weights(given_folder ? weight_files(path) : std::vector{path});
 
   const nlohmann::json* tie = file.find("tie_word_embeddings");
   const bool tied = tie != nullptr && *tie == true;

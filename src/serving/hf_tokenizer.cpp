@@ -207,7 +207,7 @@ void read_neighbours(const std::filesystem::path& folder, BpeVocabulary& vocabul
     }
   };
   const std::filesystem::path config_path = folder / "tokenizer_config.json";
-  if (std::filesystem::exists(config_path)) {
+  if (file_exists(config_path)) {
     const auto config =
         parse_json_object(read_text_file(config_path, kMaxJsonBytes), config_path.string());
     if (const auto eos = token_text(find_member(config, "eos_token"))) {
@@ -219,7 +219,7 @@ void read_neighbours(const std::filesystem::path& folder, BpeVocabulary& vocabul
     }
   }
   const std::filesystem::path generation_path = folder / "generation_config.json";
-  if (std::filesystem::exists(generation_path)) {
+  if (file_exists(generation_path)) {
     const auto config =
         parse_json_object(read_text_file(generation_path, kMaxJsonBytes), generation_path.string());
     const nlohmann::json eos = config.value("eos_token_id", nlohmann::json());

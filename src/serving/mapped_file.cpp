@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "core/check.h"
@@ -60,6 +61,16 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t max_by
          file.bytes().size(), max_bytes);
   }
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+bool is_folder(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+bool file_exists(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
 }
 
 }  // namespace foveal::serving

@@ -30,4 +30,8 @@ class MappedFile {
 /// The content of a small text file (JSON). Throws io, also when it is larger than `max_bytes`.
 std::string read_text_file(const std::filesystem::path& path, std::size_t max_bytes);
 
+/// Whether there is such a folder, or such a file of any kind; false also where one may not look.
+bool is_folder(const std::filesystem::path& path);
+bool file_exists(const std::filesystem::path& path);
+
 }  // namespace foveal::serving

@@ -12,7 +12,7 @@
 namespace foveal::serving {
 
 Model load_model(const std::filesystem::path& path, ProgressFn progress, void* user) {
-  if (std::filesystem::is_directory(path)) {
+  if (is_folder(path)) {
     return load_hf_model(path, progress, user);
   }
   const MappedFile file(path);

@@ -22,7 +22,7 @@ bool is_json(std::span<const std::byte> bytes) {
 }
 
 std::unique_ptr<Tokenizer> load_from(const std::filesystem::path& path, std::int64_t vocab_size) {
-  if (std::filesystem::is_directory(path)) {
+  if (is_folder(path)) {
     return load_hf_tokenizer(path / "tokenizer.json");
   }
   const MappedFile file(path);
@@ -38,7 +38,7 @@ std::unique_ptr<Tokenizer> load_from(const std::filesystem::path& path, std::int
 /// Where a model keeps its tokenizer.
 std::filesystem::path tokenizer_of(const std::filesystem::path& model_path) {
   std::filesystem::path folder = model_path;
-  if (!std::filesystem::is_directory(model_path)) {
+  if (!is_folder(model_path)) {
     const MappedFile file(model_path);
     if (is_gguf(file.bytes())) {
       return model_path;
@@ -52,7 +52,7 @@ std::filesystem::path tokenizer_of(const std::filesystem::path& model_path) {
     folder = model_path.parent_path();
   }
   std::filesystem::path beside = folder / "tokenizer.json";
-  if (!std::filesystem::exists(beside)) {
+  if (!file_exists(beside)) {
     fail(ErrorCode::io, "{}: is missing; pass --tokenizer with the model's tokenizer.json",
          beside.string());
   }
