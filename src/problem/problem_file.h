@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,8 +23,10 @@ struct FileProblem {
 };
 
 /// Reads closed-form cases (JSON) or one problem (.safetensors), by content. A case that lists no
-/// dtypes gives a problem for each of f32, f16 and bf16.
-std::vector<FileProblem> read_problems(const std::filesystem::path& path);
+/// dtypes gives a problem for each of f32, f16 and bf16. With a dtype: only the cases of it, and
+/// the problem converted to it.
+std::vector<FileProblem> read_problems(const std::filesystem::path& path,
+                                       std::optional<DType> dtype = std::nullopt);
 
 /// Closed-form cases: one, or an array of them. `file` is for messages.
 std::vector<FileProblem> parse_cases(std::string_view text, const std::string& file);

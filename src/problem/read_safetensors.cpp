@@ -349,15 +349,19 @@ AttentionProblem read_safetensors_problem(const std::filesystem::path& path) {
   return problem;
 }
 
-std::vector<FileProblem> read_problems(const std::filesystem::path& path) {
+std::vector<FileProblem> read_problems(const std::filesystem::path& path,
+                                       std::optional<DType> dtype) {
   constexpr std::size_t kMaxCaseBytes = 64 << 20;
-  {
-    const serving::MappedFile file(path);
-    if (serving::is_safetensors(file.bytes())) {
-      return {{read_safetensors_problem(path)}};
-    }
+  const bool is_safetensors = serving::is_safetensors(serving::MappedFile(path).bytes());
+  if (is_safetensors) {
+    AttentionProblem problem = read_safetensors_problem(path);
+    return {{dtype ? with_dtype(problem, *dtype) : std::move(problem)}};
   }
-  return parse_cases(serving::read_text_file(path, kMaxCaseBytes), path.string());
+  std::vector<FileProblem> cases =
+      parse_cases(serving::read_text_file(path, kMaxCaseBytes), path.string());
+  std::erase_if(
+      cases, [&](const FileProblem& each) { return dtype && each.problem.spec.dtype != *dtype; });
+  return cases;
 }
 
 }  // namespace foveal::problem
