@@ -145,7 +145,6 @@ void write_stdout(std::string_view text) {
 
 void report(const serving::Engine& engine) {
   const serving::EngineStats stats = engine.stats();
-  const SelectionReport& selection = engine.runner().selection();
   fmt::print(stderr, "prefill: {} tokens, {:.1f} tokens/s; decode: {} tokens, {:.1f} tokens/s\n",
              stats.prefill_tokens, stats.prefill_rate(), stats.decode_tokens, stats.decode_rate());
   fmt::print(stderr,
@@ -153,11 +152,11 @@ void report(const serving::Engine& engine) {
              "preemptions: {}\n",
              stats.peak_blocks, engine.runner().num_blocks() - 1, stats.prefix_hit_blocks,
              stats.prefix_hit_tokens, stats.preemptions);
-  std::string_view text = selection.text();
-  while (text.ends_with('\n')) {
-    text.remove_suffix(1);
+  std::string why = engine.runner().selection().text();
+  while (why.ends_with('\n')) {
+    why.pop_back();
   }
-  fmt::print(stderr, "{}\n", text);
+  fmt::print(stderr, "{}\n", why);
 }
 
 nlohmann::json to_json(const serving::Engine& engine, const serving::Model& model,
