@@ -109,7 +109,7 @@ std::string_view to_string(DeviceType type) {
 std::string to_string(const Device& device) {
   std::string name(to_string(device.type));
   if (device.type != DeviceType::cpu) {
-    name += ":" + std::to_string(device.index);
+    name.append(":").append(std::to_string(device.index));
   }
   return name;
 }

@@ -188,7 +188,8 @@ SelectorConfig SelectorConfig::from(const AttentionSpec& spec, DeviceType device
 
 std::string SelectorConfig::describe() const {
   std::vector<std::string> words;
-  for (const auto& [name, value] : config_json(*this).items()) {
+  const Json members = config_json(*this);
+  for (const auto& [name, value] : members.items()) {
     words.push_back(
         fmt::format("{}={}", name, value.is_string() ? value.get<std::string>() : value.dump()));
   }
