@@ -244,8 +244,9 @@ void launch(CUfunc_st* function, const LaunchConfig& config, void** parameters);
 
 // ---- Tensor maps (TMA, compute capability 9.0 and later) ---------------------------------------
 
-/// The descriptor itself. Pass it by value as a `const __grid_constant__` kernel parameter.
-struct alignas(64) TensorMap {
+/// The descriptor itself. Pass it by value as a `const __grid_constant__` kernel parameter, of a
+/// type that is as large and as aligned in the device code.
+struct alignas(128) TensorMap {
   std::array<std::uint64_t, 16> opaque{};
 };
 

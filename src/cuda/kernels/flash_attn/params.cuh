@@ -1,0 +1,127 @@
+#pragma once
+
+// What the host hands to the kernels of FLASH_ATTN. Included by both sides: built-in types only.
+namespace foveal::cuda::flash_attn {
+
+/// A tensor as kernels take it: element strides, the head dimension contiguous.
+struct RowsView {
+  void* data;
+  long long row_stride;
+  long long head_stride;
+};
+
+/// Paged keys or values: block, token and head strides of any size and order. Plain ones (no block
+/// table) leave block_stride unused.
+struct CacheView {
+  const void* data;
+  long long block_stride;
+  long long token_stride;
+  long long head_stride;
+};
+
+/// One tile of query rows against a range of keys, for every KV head. Rows are the query rows of a
+/// request times the heads of a group: row i is head i % group of query row i / group.
+struct WorkItem {
+  int request;
+  int query_start;  ///< Of the request, in the batch's rows.
+  int query_len;
+  int seq_len;
+  int first_row;
+  int tile_begin;  ///< Tiles of keys, counted from the request's first key.
+  int tile_end;
+  int slot;  ///< Of the partial result, or −1: writes the output itself.
+};
+
+/// A tile whose keys were split: its partial results stand in consecutive slots.
+struct CombineItem {
+  int query_start;
+  int query_len;
+  int first_row;
+  int first_slot;
+  int num_slots;
+  int padding[3];
+};
+
+/// What the planner decides; lies at the front of the builder's buffer.
+struct PlanCounts {
+  int items;
+  int combines;
+  int slots;
+  int padding;
+};
+
+struct ForwardParams {
+  RowsView query;
+  RowsView output;
+  CacheView key;
+  CacheView value;
+  float* lse;  ///< May be null.
+  long long lse_head_stride;
+  long long lse_row_stride;
+  const int* block_table;
+  long long table_stride;
+  const int* key_start_loc;  ///< Plain keys: where each request's begin.
+  const PlanCounts* counts;
+  const WorkItem* items;
+  float* partial_output;  ///< [slot, num_kv_heads, tile rows, head_size_v]
+  float* partial_lse;     ///< [slot, num_kv_heads, tile rows], base 2
+  float scale;            ///< From a product of query and key to a score in base 2.
+  float inverse_scale;
+  float soft_cap;  ///< In base 2.
+  float value_scale;
+  int window_left;
+  int window_right;  ///< 0 for causal.
+  int key_begin;     ///< Keys before are left to another pass (cascade).
+  int shared_table;  ///< All requests use the first row of block_table (the prefix of a cascade).
+};
+
+/// Values of each query head, by number; a kernel without such a feature takes kHeads = 1.
+template <int kHeads>
+struct HeadValues {
+  float alibi_slope[kHeads];  ///< In base 2.
+  float sink[kHeads];         ///< In base 2.
+};
+
+struct CombineParams {
+  RowsView output;
+  float* lse;  ///< May be null.
+  long long lse_head_stride;
+  long long lse_row_stride;
+  const PlanCounts* counts;
+  const CombineItem* items;
+  const float* partial_output;
+  const float* partial_lse;
+};
+
+/// How the planner cuts the requests of one class.
+struct PlanClass {
+  PlanCounts* counts;
+  WorkItem* items;
+  CombineItem* combines;
+  int rows_max;      ///< Requests with at most so many rows belong to the first class.
+  int block_rows;    ///< Rows of a tile.
+  int block_keys;    ///< Keys of a tile.
+  int capacity;      ///< Blocks that run at a time, over the KV heads.
+  int waves;         ///< Work items each of them should get.
+  int min_tiles;     ///< Fewest key tiles of a split.
+  int forced_splits; ///< 0: as the planner decides.
+  int max_items;
+  int max_slots;
+  int padding;
+};
+
+struct PlanParams {
+  const int* query_start_loc;
+  const int* seq_lens;
+  int num_requests;
+  int group;
+  int num_kv_heads;
+  int window_left;   ///< −1: unlimited.
+  int window_right;  ///< 0 for causal, −1: unlimited.
+  int key_begin;     ///< Keys before are left to another pass (cascade).
+  int one_sequence;  ///< All rows as one request with this many keys (the prefix of a cascade); 0: no.
+  int padding;
+  PlanClass classes[2];  ///< Few rows (decode), and the rest.
+};
+
+}  // namespace foveal::cuda::flash_attn
