@@ -9,6 +9,7 @@
 
 #include "core/builtin_backends.h"
 #include "core/convert.h"
+#include "foveal/selector.h"
 
 namespace foveal {
 namespace {
