@@ -98,13 +98,13 @@ struct PlanClass {
   PlanCounts* counts;
   WorkItem* items;
   CombineItem* combines;
-  int rows_max;      ///< Requests with at most so many rows belong to the first class.
-  int block_rows;    ///< Rows of a tile.
-  int block_keys;    ///< Keys of a tile.
-  int capacity;      ///< Blocks that run at a time, over the KV heads.
-  int waves;         ///< Work items each of them should get.
-  int min_tiles;     ///< Fewest key tiles of a split.
-  int forced_splits; ///< 0: as the planner decides.
+  int rows_max;       ///< Requests with at most so many rows belong to the first class.
+  int block_rows;     ///< Rows of a tile.
+  int block_keys;     ///< Keys of a tile.
+  int capacity;       ///< Blocks that run at a time, over the KV heads.
+  int waves;          ///< Work items each of them should get.
+  int min_tiles;      ///< Fewest key tiles of a split.
+  int forced_splits;  ///< 0: as the planner decides.
   int max_items;
   int max_slots;
   int padding;
@@ -119,7 +119,8 @@ struct PlanParams {
   int window_left;   ///< −1: unlimited.
   int window_right;  ///< 0 for causal, −1: unlimited.
   int key_begin;     ///< Keys before are left to another pass (cascade).
-  int one_sequence;  ///< All rows as one request with this many keys (the prefix of a cascade); 0: no.
+  int one_sequence;  ///< All rows as one request with this many keys (the prefix of a cascade); 0:
+                     ///< no.
   int padding;
   PlanClass classes[2];  ///< Few rows (decode), and the rest.
 };

@@ -1,6 +1,7 @@
 #pragma once
 
-// Tile shape of a forward kernel and the shared memory that follows from it. Included by both sides.
+// Tile shape of a forward kernel and the shared memory that follows from it. Included by both
+// sides.
 namespace foveal::cuda::flash_attn {
 
 struct ForwardShape {
@@ -30,8 +31,8 @@ struct ForwardShape {
   }
 };
 
-/// Bytes from one row of a tile to the next: an odd number of 16-byte chunks, so that the eight rows
-/// that ldmatrix reads at once lie in different banks without any swizzle.
+/// Bytes from one row of a tile to the next: an odd number of 16-byte chunks, so that the eight
+/// rows that ldmatrix reads at once lie in different banks without any swizzle.
 constexpr int row_bytes(int bytes) { return ((bytes + 15) / 16 | 1) * 16; }
 
 /// Offsets in dynamic shared memory.

@@ -73,8 +73,8 @@ __device__ __forceinline__ unsigned multiply(f16, unsigned a, unsigned b) {
   return result;
 }
 
-/// How the exponent and mantissa of an 8-bit value in the upper half of 16 bits are moved to line up
-/// with those of T, and the power of two that then makes up for the difference in bias (exact,
+/// How the exponent and mantissa of an 8-bit value in the upper half of 16 bits are moved to line
+/// up with those of T, and the power of two that then makes up for the difference in bias (exact,
 /// subnormals included), as two packed T.
 template <typename T, typename F8>
 struct Widening;
@@ -122,22 +122,19 @@ __device__ __forceinline__ unsigned widen_pair<f16, f8e5m2>(unsigned upper_bytes
 template <>
 __device__ __forceinline__ unsigned widen_pair<bf16, f8e4m3>(unsigned upper_bytes) {
   using W = detail::Widening<bf16, f8e4m3>;
-  const unsigned moved =
-      (upper_bytes & 0x80008000U) | ((upper_bytes & 0x7F007F00U) >> W::kShift);
+  const unsigned moved = (upper_bytes & 0x80008000U) | ((upper_bytes & 0x7F007F00U) >> W::kShift);
   return detail::multiply(bf16{}, moved, W::kFactor) | detail::nan_mask<f8e4m3>(upper_bytes);
 }
 template <>
 __device__ __forceinline__ unsigned widen_pair<bf16, f8e5m2>(unsigned upper_bytes) {
   using W = detail::Widening<bf16, f8e5m2>;
-  const unsigned moved =
-      (upper_bytes & 0x80008000U) | ((upper_bytes & 0x7F007F00U) >> W::kShift);
+  const unsigned moved = (upper_bytes & 0x80008000U) | ((upper_bytes & 0x7F007F00U) >> W::kShift);
   return detail::multiply(bf16{}, moved, W::kFactor) | detail::nan_mask<f8e5m2>(upper_bytes);
 }
 template <>
 __device__ __forceinline__ unsigned widen_pair<f16, f8e4m3>(unsigned upper_bytes) {
   using W = detail::Widening<f16, f8e4m3>;
-  const unsigned moved =
-      (upper_bytes & 0x80008000U) | ((upper_bytes & 0x7F007F00U) >> W::kShift);
+  const unsigned moved = (upper_bytes & 0x80008000U) | ((upper_bytes & 0x7F007F00U) >> W::kShift);
   return detail::multiply(f16{}, moved, W::kFactor) | detail::nan_mask<f8e4m3>(upper_bytes);
 }
 
@@ -150,7 +147,8 @@ __device__ __forceinline__ void widen(unsigned (&result)[2], unsigned four) {
 
 /// One float to an 8-bit type: nearest even, finite values saturated at the largest. By bits, since
 /// sm_80 has no instruction for it.
-template <int kExponentBits, int kMantissaBits, unsigned kLargest, unsigned kInfinity, unsigned kNaN>
+template <int kExponentBits, int kMantissaBits, unsigned kLargest, unsigned kInfinity,
+          unsigned kNaN>
 __device__ __forceinline__ unsigned char narrow_bits(float value) {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   const unsigned bits = __float_as_uint(value);
@@ -168,7 +166,8 @@ __device__ __forceinline__ unsigned char narrow_bits(float value) {
   } else {
     const unsigned odd = (magnitude >> (23 - kMantissaBits)) & 1U;
     const unsigned rounded = magnitude + (1U << (22 - kMantissaBits)) - 1U + odd;
-    result = (rounded >> (23 - kMantissaBits)) - (static_cast<unsigned>(127 - kBias) << kMantissaBits);
+    result =
+        (rounded >> (23 - kMantissaBits)) - (static_cast<unsigned>(127 - kBias) << kMantissaBits);
     result = result > kLargest ? kLargest : result;
   }
   return static_cast<unsigned char>(((bits >> 24) & 0x80U) | result);

@@ -7,8 +7,8 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-/// Copies kBytes (4, 8 or 16) when `valid`, else writes as many zeros and reads nothing. 16 bytes go
-/// around L1, which a tile that is read once has no use for.
+/// Copies kBytes (4, 8 or 16) when `valid`, else writes as many zeros and reads nothing. 16 bytes
+/// go around L1, which a tile that is read once has no use for.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(unsigned destination, const void* source, bool valid) {
   const int read = valid ? kBytes : 0;

@@ -39,9 +39,9 @@ struct ChunkGrid {
 };
 
 /// Keys or values of one head, paged or plain, into tiles in shared memory.
-///   kRowBytes    bytes of a token's row       kChunks     16-byte chunks of a tile's row, zeros past
-///   kRowPitch    from row to row in the tile               kRowBytes
-///   kPage        tokens of a block; 0: plain  kAligned    a tile begins with a block or inside one
+///   kRowBytes    bytes of a token's row       kChunks     16-byte chunks of a tile's row, zeros
+///   past kRowPitch    from row to row in the tile               kRowBytes kPage        tokens of a
+///   block; 0: plain  kAligned    a tile begins with a block or inside one
 template <int kRows, int kRowBytes, int kChunks, int kRowPitch, int kThreads, int kVectorBytes,
           int kPage, bool kAligned>
 struct KeyValueLoader {
@@ -102,8 +102,8 @@ struct KeyValueLoader {
         source = base + row_offset(pages, first, row, valid ? 1 : 0);
       }
       load_chunk<kVectorBytes, kRowBytes>(destination + row * kRowPitch + chunk * 16,
-                                          valid && !zeros ? source : base, valid && !zeros ? chunk : 0,
-                                          valid && !zeros);
+                                          valid && !zeros ? source : base,
+                                          valid && !zeros ? chunk : 0, valid && !zeros);
     }
   }
 
