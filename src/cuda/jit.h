@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -73,13 +72,16 @@ struct KernelKey {
 
 /// What a kernel takes of an SM, as the compiler reports it.
 struct KernelResources {
-  int registers = 0;          ///< Of a thread, at launch.
-  int stack_bytes = 0;        ///< Local memory of a thread: arrays the compiler could not keep in
-                              ///< registers, and spills.
-  int spill_store_bytes = 0;  ///< Of those, spills.
+  static constexpr int kUnknown = -1;
+
+  int registers = 0;  ///< Of a thread, at launch.
+  /// Local memory of a thread: arrays the compiler could not keep in registers, calls, and spills.
+  int stack_bytes = 0;
+  /// Code that moves spilled registers, in bytes moved; kUnknown when the compiler did not say.
+  int spill_store_bytes = 0;
   int spill_load_bytes = 0;
   int static_shared_bytes = 0;  ///< Of a block.
-  int parameter_bytes = 0;
+  int parameter_bytes = 0;      ///< Up to the end of the last parameter.
 };
 
 /// Machine code of one kernel. Needs no GPU.
@@ -90,13 +92,14 @@ struct Cubin {
   std::string entry;
   std::string arch;
   KernelResources resources;
+  std::string log;  ///< The compiler's: warnings, and what the assembler says.
   std::vector<std::byte> image;
   Origin origin = Origin::compiled;
   double milliseconds = 0;  ///< What getting it cost: compiling or reading.
 };
 
-/// A kernel loaded in the primary context of one device. Lives, at its address, until the process
-/// ends: hold `const Kernel*` and launch without any lookup.
+/// A kernel loaded in the primary context of one device. Lives, at its address, as long as its Jit
+/// (the global one: until the process ends): hold `const Kernel*` and launch without any lookup.
 struct Kernel {
   CUfunc_st* function = nullptr;
   int device = 0;
