@@ -31,6 +31,8 @@ class TempDir {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path write(const std::string& name, std::string_view content) const {
+    // Some file systems flush a file that is cut to nothing and written anew, which takes its time.
+    std::filesystem::remove(path_ / name);
     std::ofstream(path_ / name, std::ios::binary)
         .write(content.data(), static_cast<std::streamsize>(content.size()));
     return path_ / name;
