@@ -143,16 +143,20 @@ TEST_F(SmolLM2, SixteenPromptsGiveWhatTheyGiveAlone) {
                                {{"user", "What is the capital of " + std::string(what) + "?"}}),
                            true));
   }
+  EngineConfig one_by_one;
+  one_by_one.max_num_seqs = 1;
   Prompts alone;
   for (const auto& prompt : prompts) {
-    alone.push_back(serve(model_, {.max_num_seqs = 1, .max_seq_len = 128}, {prompt}, kTokens)[0]);
+    alone.push_back(serve(model_, one_by_one, {prompt}, kTokens)[0]);
   }
   EngineStats stats;
   EXPECT_EQ(serve(model_, {}, prompts, kTokens, &stats), alone);
   EXPECT_GE(stats.prefix_hit_blocks, 15);
-  EXPECT_EQ(
-      serve(model_, {.num_blocks = 1 + 24, .max_num_batched_tokens = 48}, prompts, kTokens, &stats),
-      alone);
+  EngineConfig narrow;
+  narrow.num_blocks = 1 + 24;
+  narrow.max_num_batched_tokens = 48;
+  narrow.max_seq_len = 128;
+  EXPECT_EQ(serve(model_, narrow, prompts, kTokens, &stats), alone);
   EXPECT_LE(stats.peak_blocks, 24);
 }
 

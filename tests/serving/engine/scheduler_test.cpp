@@ -97,7 +97,11 @@ class Simulation {
 };
 
 SchedulerConfig config_of(std::int64_t seqs, std::int64_t tokens) {
-  return {.max_num_seqs = seqs, .max_num_batched_tokens = tokens, .max_seq_len = 256};
+  SchedulerConfig config;
+  config.max_num_seqs = seqs;
+  config.max_num_batched_tokens = tokens;
+  config.max_seq_len = 256;
+  return config;
 }
 
 TEST(Scheduler, RefusesContradictoryLimits) {
