@@ -63,10 +63,12 @@ class Reader {
       }
     }
     if (!fits) {
-      refuse("{} has the shape [{}], it must be {}{}", name, fmt::join(found.shape, ", "), form,
-             std::find(shape.begin(), shape.end(), -1) == shape.end()
-                 ? fmt::format(" = [{}]", fmt::join(shape, ", "))
-                 : "");
+      std::vector<std::string> sizes;
+      for (const std::int64_t size : shape) {
+        sizes.push_back(size < 0 ? "any" : std::to_string(size));
+      }
+      refuse("{} has the shape [{}], it must be {} = [{}]", name, fmt::join(found.shape, ", "),
+             form, fmt::join(sizes, ", "));
     }
     return found;
   }

@@ -9,7 +9,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/builtin_backends.h"
+#include "foveal/registry.h"
 #include "problem/run.h"
 
 namespace foveal {
@@ -110,7 +110,7 @@ void expect_softmax(const AttentionProblem& problem, const RunResult& result, co
 }
 
 RunResult run(const AttentionProblem& problem, const RunOptions& options = {}) {
-  static const AttentionBackendPtr reference = make_reference_backend();
+  static const AttentionBackendPtr reference = BackendRegistry::global().get("REFERENCE");
   return run_problem(problem, *reference, options);
 }
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
-#include "core/builtin_backends.h"
 #include "core/convert.h"
+#include "foveal/registry.h"
 #include "problem/problem.h"
 
 namespace foveal {
@@ -101,7 +101,7 @@ Result run_mha(MlaModel& model) {
       }
     }
   }
-  const AttentionBackendPtr backend = make_reference_mla_backend();
+  const AttentionBackendPtr backend = BackendRegistry::global().get("REFERENCE_MLA");
   CommonAttentionMetadata common = model.common();
   common.key_start_loc = {model.key_start_loc.data(), DType::i32, {3}};
   BuilderConfig config;
@@ -153,7 +153,7 @@ Result run_mqa(MlaModel& model, DType cache_dtype = DType::f64, float scale = 1.
     store_element(memory.data(), cache_dtype, i, std::nan(""));
   }
   const TensorView cache(memory.data(), cache_dtype, {6, kBlockSize, kDims.cache_entry()});
-  const AttentionBackendPtr backend = make_reference_mla_backend();
+  const AttentionBackendPtr backend = BackendRegistry::global().get("REFERENCE_MLA");
   const auto impl = backend->make_mla_impl(spec);
   impl->update_kv_cache({model.latent.data(), DType::f64, {model.keys, kDims.kv_lora_rank}},
                         {model.key_rope.data(), DType::f64, {model.keys, kDims.qk_rope_head_dim}},
@@ -216,7 +216,7 @@ TEST(Mla, PartsOfTheContextMergeToTheWhole) {
   MlaModel model;
   AttentionSpec spec = model.spec();
   spec.sinks.clear();
-  const AttentionBackendPtr backend = make_reference_mla_backend();
+  const AttentionBackendPtr backend = BackendRegistry::global().get("REFERENCE_MLA");
   const auto impl = backend->make_mla_impl(spec);
   std::vector<double> key = random_numbers(9 * kHeads * kDims.qk_head_dim(), 6);
   std::vector<double> value = random_numbers(9 * kHeads * kDims.v_head_dim, 7);

@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "core/builtin_backends.h"
 #include "core/convert.h"
+#include "foveal/registry.h"
 #include "foveal/selector.h"
 
 namespace foveal {
@@ -27,7 +27,7 @@ struct PartData {
 };
 
 void merge(const AttentionPart& result, const AttentionPart& a, const AttentionPart& b) {
-  make_reference_backend()->merge_attn_states(result, a, b, {});
+  BackendRegistry::global().get("REFERENCE")->merge_attn_states(result, a, b, {});
 }
 
 TEST(Merge, WeighsByTheExponentialOfTheLse) {
@@ -85,10 +85,11 @@ struct CacheData {
 void write(const KVCacheView& cache, std::vector<float> keys, std::vector<float> values,
            std::vector<std::int64_t> slots, const QuantScales& scales) {
   const std::int64_t rows = std::ssize(keys) / 2;
-  make_reference_backend()->reshape_and_cache(
-      TensorView(keys.data(), DType::f32, {rows, 1, 2}),
-      TensorView(values.data(), DType::f32, {rows, 1, 2}), cache,
-      TensorView(slots.data(), DType::i64, {std::ssize(slots)}), scales, {});
+  BackendRegistry::global()
+      .get("REFERENCE")
+      ->reshape_and_cache(TensorView(keys.data(), DType::f32, {rows, 1, 2}),
+                          TensorView(values.data(), DType::f32, {rows, 1, 2}), cache,
+                          TensorView(slots.data(), DType::i64, {std::ssize(slots)}), scales, {});
 }
 
 TEST(CacheWrite, SlotsAreBlockTimesBlockSizePlusOffset) {
@@ -122,8 +123,8 @@ TEST(CacheWrite, Fp8IsScaledRoundedToEvenAndSaturated) {
 }
 
 TEST(Reference, IsChosenByNameOnlyAndRefusesNothing) {
-  for (const AttentionBackendPtr& backend :
-       {make_reference_backend(), make_reference_mla_backend()}) {
+  for (const AttentionBackendPtr& backend : {BackendRegistry::global().get("REFERENCE"),
+                                             BackendRegistry::global().get("REFERENCE_MLA")}) {
     EXPECT_FALSE(backend->capabilities().auto_select);
     SelectorConfig config;
     config.use_mla = backend->capabilities().mla;
