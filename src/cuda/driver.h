@@ -34,7 +34,7 @@ int device_count();
 
 struct DeviceProperties {
   int ordinal = 0;
-  std::string name;
+  std::string name{};
   int compute_capability = 0;  ///< 10·major + minor: 80, 90, 100, …
   int sm_count = 0;
   std::int64_t l2_bytes = 0;
@@ -227,11 +227,11 @@ struct Dim3 {
 };
 
 struct LaunchConfig {
-  Dim3 grid;
-  Dim3 block;
+  Dim3 grid{};
+  Dim3 block{};
   unsigned dynamic_shared_bytes = 0;
   Stream stream = nullptr;
-  Dim3 cluster;  ///< All 1: no cluster attribute is set.
+  Dim3 cluster{};  ///< All 1: no cluster attribute is set.
   /// Programmatic dependent launch: the kernel may start before the one ahead of it in the stream
   /// has ended, and must itself wait with griddepcontrol.wait before it reads what that one wrote.
   bool programmatic_serialization = false;

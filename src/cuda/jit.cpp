@@ -167,7 +167,8 @@ std::shared_ptr<const Cubin> Jit::compile(const KernelKey& key) {
 }
 
 std::vector<std::shared_ptr<const Cubin>> Jit::compile_all(const std::vector<KernelKey>& keys,
-                                                           int threads) {
+                                                           int threads,
+                                                           const std::function<void()>& on_done) {
   check(threads >= 0, "threads is {}, it must be 0 (as many as the machine has) or more", threads);
   std::size_t workers = threads == 0 ? std::max(1U, std::thread::hardware_concurrency())
                                      : static_cast<std::size_t>(threads);
@@ -181,6 +182,9 @@ std::vector<std::shared_ptr<const Cubin>> Jit::compile_all(const std::vector<Ker
         cubins[i] = compile(keys[i]);
       } catch (const std::exception& error) {
         errors[i] = error.what();
+      }
+      if (on_done) {
+        on_done();
       }
     }
   };

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -88,12 +89,12 @@ struct KernelResources {
 struct Cubin {
   enum class Origin { compiled, disk, pack };
 
-  std::string key_text;  ///< KernelKey::text()
-  std::string entry;
-  std::string arch;
-  KernelResources resources;
-  std::string log;  ///< The compiler's: warnings, and what the assembler says.
-  std::vector<std::byte> image;
+  std::string key_text{};  ///< KernelKey::text()
+  std::string entry{};
+  std::string arch{};
+  KernelResources resources{};
+  std::string log{};  ///< The compiler's: warnings, and what the assembler says.
+  std::vector<std::byte> image{};
   Origin origin = Origin::compiled;
   double milliseconds = 0;  ///< What getting it cost: compiling or reading.
 };
@@ -103,9 +104,9 @@ struct Cubin {
 struct Kernel {
   CUfunc_st* function = nullptr;
   int device = 0;
-  FunctionAttributes attributes;
-  KernelResources resources;
-  std::string name;  ///< KernelKey::text(), for messages.
+  FunctionAttributes attributes{};
+  KernelResources resources{};
+  std::string name{};  ///< KernelKey::text(), for messages.
 
   /// Opts in to `bytes` of dynamic shared memory. Call it once after prepare(), not per launch.
   void set_max_dynamic_shared_bytes(int bytes) const;
@@ -113,10 +114,10 @@ struct Kernel {
 
 struct JitOptions {
   /// Folder of cubins; empty: kept in memory only.
-  std::filesystem::path cache_folder;
+  std::filesystem::path cache_folder{};
   std::int64_t max_cache_bytes = std::int64_t{512} << 20;
   /// Files written by `foveal prebuild`; looked in before the cache and the compiler.
-  std::vector<std::filesystem::path> packs;
+  std::vector<std::filesystem::path> packs{};
 
   /// ${FOVEAL_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/foveal}/cubins, FOVEAL_CACHE_MAX_MB and
   /// FOVEAL_KERNEL_PACK (paths separated by ':').
@@ -136,9 +137,11 @@ class Jit {
   /// The machine code for a key: from memory, a pack, the disk cache or NVRTC. Throws compile with
   /// the compiler's log, or with the reason NVRTC is not there. Works without a GPU.
   std::shared_ptr<const Cubin> compile(const KernelKey& key);
-  /// The same for many keys on `threads` threads (0: the machine's). Errors are collected into one.
+  /// The same for many keys on `threads` threads (0: the machine's), calling `on_done` after each
+  /// from its thread. Errors are collected into one.
   std::vector<std::shared_ptr<const Cubin>> compile_all(const std::vector<KernelKey>& keys,
-                                                        int threads = 0);
+                                                        int threads = 0,
+                                                        const std::function<void()>& on_done = {});
 
   /// Loads the kernel on a device, compiling it if need be. Meant for construction and build(), and
   /// safe anywhere: while a stream is being captured the load happens outside of the capture.
