@@ -2,7 +2,8 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
-#include <exception>
+#include <memory>
+#include <mutex>
 
 #include "core/check.h"
 #include "foveal/execution.h"
@@ -38,15 +39,25 @@ void happens_after([[maybe_unused]] void* token) {
 #endif
 }
 
+/// oneTBB runs no more threads in all than the smallest live global_control says, by default what
+/// the machine has. This raises the limit to what the largest pool asks for, so that a pool of more
+/// threads than cores has them.
+void raise_thread_limit(std::size_t num_threads) {
+  static std::mutex mutex;
+  static std::unique_ptr<tbb::global_control> limit;
+  const auto kind = tbb::global_control::max_allowed_parallelism;
+  const std::lock_guard lock(mutex);
+  if (num_threads > tbb::global_control::active_value(kind)) {
+    limit.reset();
+    limit = std::make_unique<tbb::global_control>(kind, num_threads);
+  }
+}
+
 class TbbThreadPool final : public ThreadPool {
  public:
-  explicit TbbThreadPool(int num_threads)
-      : limit_(tbb::global_control::max_allowed_parallelism,
-               // oneTBB never runs more threads than this, whatever an arena asks for.
-               std::max<std::size_t>(static_cast<std::size_t>(num_threads),
-                                     tbb::global_control::active_value(
-                                         tbb::global_control::max_allowed_parallelism))),
-        arena_(num_threads) {}
+  explicit TbbThreadPool(int num_threads) : arena_(num_threads) {
+    raise_thread_limit(static_cast<std::size_t>(num_threads));
+  }
 
   int num_threads() const override { return arena_.max_concurrency(); }
 
@@ -75,7 +86,6 @@ class TbbThreadPool final : public ThreadPool {
   }
 
  private:
-  tbb::global_control limit_;
   tbb::task_arena arena_;
 };
 

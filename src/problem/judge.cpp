@@ -129,13 +129,14 @@ struct RowBounds {
                        8.0 * (magnitude.product + magnitude.added + 1.0))),
         input(problem.inputs_rounded ? unit_roundoff(problem.spec.dtype) : 0.0),
         weight(size_of(problem.spec.dtype) < 4 ? unit_roundoff(problem.spec.dtype) : 0.0),
-        rounding(unit_roundoff(problem.output_dtype())) {
+        rounding(unit_roundoff(problem.output_dtype())),
+        subnormal(half_subnormal(problem.output_dtype())) {
     score += 2.0 * input * magnitude.product;
   }
 
   double lse(double number) const { return score + sum + kUnit * (8.0 + 4.0 * std::abs(number)); }
   double output(double number, double weighted) const {
-    return rounding * std::abs(number) +
+    return std::max(rounding * std::abs(number), subnormal) +
            weighted * (weight + input + 2.0 * std::expm1(score) + 2.0 * sum + 16.0 * kUnit);
   }
 
@@ -144,6 +145,7 @@ struct RowBounds {
   double input;
   double weight;
   double rounding;
+  double subnormal;
 };
 
 /// "request 1, row 3, head 2"

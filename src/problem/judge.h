@@ -21,7 +21,7 @@
 //        a few times more, each relative to at most A + B
 //
 //   LSE:    δ + u·(N(n) + 8) + 4u·|lse|
-//   output: u_o·|o|                final rounding
+//   output: u_o·|o|                final rounding; half the smallest subnormal where that is more
 //         + u_t·W                  weights in the query's dtype for the product with V; not for f32
 //         + 2·(e^δ − 1)·W          errors of the scores, in numerator and denominator
 //         + u·(2·N(n) + 16)·W      both sums, the exponential, the division, merging of splits

@@ -85,6 +85,19 @@ double unit_roundoff(DType dtype) {
   }
 }
 
+double half_subnormal(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return 0x1p-150;
+    case DType::bf16:
+      return 0x1p-134;
+    case DType::f16:
+      return 0x1p-25;
+    default:
+      return 0.0;
+  }
+}
+
 std::int64_t AttentionProblem::owned_rows() const { return query_start(std::ssize(requests)); }
 
 std::int64_t AttentionProblem::keys() const { return key_start(std::ssize(requests)); }

@@ -84,5 +84,7 @@ AttentionProblem with_dtype(const AttentionProblem& problem, DType dtype);
 double round_to(DType dtype, double value);
 /// Unit roundoff: half the distance from 1 to the next number.
 double unit_roundoff(DType dtype);
+/// Half the distance between two subnormal numbers: the rounding error near zero.
+double half_subnormal(DType dtype);
 
 }  // namespace foveal::problem

@@ -43,11 +43,13 @@ TEST_P(Features, MatchTheOracle) {
   expect_right(test, static_cast<std::uint64_t>(number));
 }
 
-INSTANTIATE_TEST_SUITE_P(Pairs, Features, ::testing::ValuesIn(pairs()), [](const auto& info) {
+std::string pair_name(const ::testing::TestParamInfo<Pair>& info) {
   const auto& [dtype, first, second] = info.param;
-  return std::string(foveal::to_string(dtype)) + "_" + to_string(first) +
-         (first == second ? "" : "_and_" + to_string(second));
-});
+  const std::string name = std::string(foveal::to_string(dtype)) + "_" + to_string(first);
+  return first == second ? name : name + "_and_" + to_string(second);
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, Features, ::testing::ValuesIn(pairs()), pair_name);
 
 }  // namespace
 }  // namespace foveal::conformance

@@ -17,6 +17,7 @@ using testing::expect_error;
 
 constexpr auto kInvalid = ErrorCode::invalid_argument;
 constexpr float kCanary = 12345.0F;
+constexpr float kCached = 7.0F;
 
 /// A legal step of three requests (5, 1 and 0 queries over 20, 17 and 0 keys) that each test spoils
 /// in one place.
@@ -85,9 +86,9 @@ class Failure : public ::testing::TestWithParam<std::string> {
                                                       common.slot_mapping);
         },
         parts...);
-    EXPECT_EQ(std::count(key_cache.begin(), key_cache.end(), kCanary), std::ssize(key_cache))
+    EXPECT_EQ(std::count(key_cache.begin(), key_cache.end(), kCached), std::ssize(key_cache))
         << "cache was written";
-    EXPECT_EQ(std::count(value_cache.begin(), value_cache.end(), kCanary), std::ssize(value_cache))
+    EXPECT_EQ(std::count(value_cache.begin(), value_cache.end(), kCached), std::ssize(value_cache))
         << "cache was written";
   }
 
@@ -105,7 +106,7 @@ class Failure : public ::testing::TestWithParam<std::string> {
   std::vector<float> new_keys = std::vector<float>(kTokens * kKvHeads * kSize, 0.25F);
   std::vector<float> new_values = std::vector<float>(kTokens * kKvHeads * kSize, 0.75F);
   std::vector<float> key_cache =
-      std::vector<float>(kBlocks * kBlockSize * kKvHeads * kSize, kCanary);
+      std::vector<float>(kBlocks * kBlockSize * kKvHeads * kSize, kCached);
   std::vector<float> value_cache = key_cache;
   std::vector<float> output = std::vector<float>(kTokens * kHeads * kSize, kCanary);
   std::vector<float> lse = std::vector<float>(kTokens * kHeads, kCanary);
@@ -445,7 +446,7 @@ TEST_P(Failure, ReshapeAndCacheArguments) {
         reshape_and_cache(new_key, new_value, cache, common.slot_mapping, {1.0F, -1.0F, 1.0F});
       },
       "k = -1");
-  EXPECT_EQ(std::count(key_cache.begin(), key_cache.end(), kCanary), std::ssize(key_cache));
+  EXPECT_EQ(std::count(key_cache.begin(), key_cache.end(), kCached), std::ssize(key_cache));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Failure, ::testing::Values("CPU_ATTN", "REFERENCE"),
