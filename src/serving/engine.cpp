@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "core/check.h"
@@ -57,6 +58,9 @@ std::int64_t Engine::add_request(std::vector<std::int32_t> prompt, const Samplin
           "the prompt of request {} holds token {}; it must be in [0, vocab_size {})", next_id_,
           token, vocab_size_);
   }
+  check(std::isfinite(sampling.temperature) && sampling.temperature >= 0.0F,
+        "temperature of request {} was {}; it must be finite and at least 0", next_id_,
+        sampling.temperature);
   auto entry = std::make_unique<Entry>();
   entry->on_token = std::move(on_token);
   Request& request = entry->request;

@@ -139,8 +139,9 @@ std::vector<std::int32_t> encode_prompt(const serving::Tokenizer& tokenizer,
 }
 
 void write_stdout(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    fail(ErrorCode::io, "stdout could not be written");
+  }
 }
 
 void report(const serving::Engine& engine) {
@@ -207,17 +208,25 @@ void generate(const Options& options) {
   const serving::Model model = load(path, is_default);
   const auto tokenizer = serving::load_tokenizer(path, options.tokenizer, model.config.vocab_size);
 
+  std::size_t longest = 0;
+  for (Generation& generation : generations) {
+    generation.prompt_tokens = encode_prompt(*tokenizer, generation.prompt, options.raw);
+    longest = std::max(longest, generation.prompt_tokens.size());
+  }
+
   serving::EngineConfig config;
   config.backend = options.backend;
   config.num_threads = options.threads;
   config.max_num_seqs = std::min<std::int64_t>(config.max_num_seqs, std::ssize(generations));
+  // No sequence can grow longer, so the cache needs no room for it.
+  config.max_seq_len =
+      std::min(model.config.max_seq_len, static_cast<std::int64_t>(longest) + options.steps);
   config.stop_tokens = tokenizer->stop_tokens();
   serving::Engine engine(model, config);
 
   const bool stream = generations.size() == 1 && !options.json;
   for (std::size_t i = 0; i < generations.size(); ++i) {
     Generation& generation = generations[i];
-    generation.prompt_tokens = encode_prompt(*tokenizer, generation.prompt, options.raw);
     const serving::SamplingParams sampling{.temperature = options.temperature,
                                            .seed = serving::derive_seed(options.seed, i),
                                            .max_tokens = options.steps};
@@ -242,7 +251,9 @@ void generate(const Options& options) {
   engine.run();
 
   if (options.json) {
-    write_stdout(to_json(engine, model, path.string(), generations).dump(2) + "\n");
+    write_stdout(to_json(engine, model, path.string(), generations)
+                     .dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
+                 "\n");
   } else if (stream) {
     write_stdout("\n");
   } else {
@@ -278,7 +289,7 @@ std::string Utf8Stream::push(std::string_view bytes) {
     complete += length > 0 ? rest.substr(0, static_cast<std::size_t>(length)) : kReplacement;
     rest.remove_prefix(length > 0 ? static_cast<std::size_t>(length) : 1);
   }
-  pending_.assign(rest);
+  pending_.erase(0, pending_.size() - rest.size());
   return complete;
 }
 

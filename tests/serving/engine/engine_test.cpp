@@ -3,7 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
+#include <cmath>
+#include <string>
 
 #include "foveal/error.h"
 #include "serving/sampler.h"
@@ -223,6 +224,8 @@ TEST(Engine, RefusesWhatItCannotServe) {
   EXPECT_THROW(engine.add_request({-1}, {}, nullptr), Error);
   EXPECT_THROW(engine.add_request(random_tokens(257, 1), {}, nullptr), Error);
   EXPECT_THROW(engine.add_request(random_tokens(40, 1), {.max_tokens = 10}, nullptr), Error);
+  EXPECT_THROW(engine.add_request({1}, {.temperature = -0.5F}, nullptr), Error);
+  EXPECT_THROW(engine.add_request({1}, {.temperature = std::nanf("")}, nullptr), Error);
   EXPECT_FALSE(engine.step()) << "a refused request leaves nothing behind";
   // The engine serves on.
   EXPECT_EQ(serve(engine, {random_tokens(40, 1)}, 9)[0].size(), 9U);
