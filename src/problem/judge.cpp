@@ -121,10 +121,18 @@ Magnitude magnitude_of(const AttentionProblem& wide, const Request& request, std
   return magnitude;
 }
 
+/// The most keys that a row of the request can see.
+std::int64_t visible_keys(const AttentionProblem& problem, const Request& request) {
+  const Window& window = problem.spec.window;
+  const std::int64_t right = problem.causal ? 0 : window.right;
+  return window.left < 0 || right < 0 ? request.kv_len
+                                      : std::min(request.kv_len, window.left + 1 + right);
+}
+
 /// Bounds of one row and head, as judge.h derives them; `weighted` is W and `number` o.
 struct RowBounds {
   RowBounds(const AttentionProblem& problem, const Request& request, const Magnitude& magnitude)
-      : sum(kUnit * terms(request.kv_len)),
+      : sum(kUnit * terms(visible_keys(problem, request))),
         score(kUnit * (terms(problem.spec.head_size) * magnitude.product +
                        8.0 * (magnitude.product + magnitude.added + 1.0))),
         input(problem.inputs_rounded ? unit_roundoff(problem.spec.dtype) : 0.0),

@@ -1,24 +1,22 @@
 #pragma once
 
 // Judges a result. The error bounds follow from the dtype and the numbers of the problem; there is
-// nothing to tune. For one row and head, with n visible keys of size D, scores s_j, softmax weights
-// p_j, output o = Σ p_j·v_j and W = Σ p_j·|v_j| (which the oracle computes exactly):
+// nothing to tune. For one row and head, with n keys that it may see, of size D, scores s_j,
+// softmax weights p_j, output o = Σ p_j·v_j and W = Σ p_j·|v_j| (which the oracle computes
+// exactly):
 //
 //   u    2⁻²⁴, the unit roundoff of float32, in which contract 11 wants all sums
 //   u_t  that of the query's dtype t, and u_o that of the output's
 //   N(k) = min(k, 32·√k): a sum of k terms is off by less than N(k)·u·Σ|terms|. Up to 1024 terms
-//   that is
-//        the worst case in any order of adding; beyond, the bound that holds with near certainty
-//        when roundings are independent (Higham and Mary, 2019)
+//        that is the worst case in any order of adding; beyond, the bound that holds with near
+//        certainty when roundings are independent (Higham and Mary, 2019)
 //
 //   A    |scale|·‖q‖·max‖k_j‖ ≥ |scale|·Σ|q_d·k_d|, by Cauchy and Schwarz
 //   B    what is added to scores: the largest |ALiBi bias|, |sink|; with a score_mod A again, for
-//   it is
-//        unknown (it must neither amplify errors nor be much larger than what it gets)
+//        it is unknown (it must neither amplify errors nor be much larger than what it gets)
 //   δ    = u·(N(D)·A + 8·(A + B + 1)): error of a score and its exponential. The products are
-//   summed in
-//        float32; scaling, cap, bias, the change to base 2 and the subtraction of the maximum round
-//        a few times more, each relative to at most A + B
+//        summed in float32; scaling, cap, bias, the change to base 2 and the subtraction of the
+//        maximum round a few times more, each relative to at most A + B
 //
 //   LSE:    δ + u·(N(n) + 8) + 4u·|lse|
 //   output: u_o·|o|                final rounding; half the smallest subnormal where that is more
@@ -27,8 +25,8 @@
 //         + u·(2·N(n) + 16)·W      both sums, the exponential, the division, merging of splits
 //
 // Where a file expects numbers for inputs that the dtype had to round, each input is off by u_t:
-// the score by 2·u_t·A more, the output by u_t·W. A row that sees nothing must be exactly 0 and
-// −inf.
+// the score by 2·u_t·A more, the output by u_t·W. Nobody's row, or one that sees nothing, must be
+// exactly 0 and −inf.
 
 #include <cstdint>
 #include <string>
