@@ -208,8 +208,10 @@ bool nvrtc_knows(std::string_view arch) {
 }
 
 const std::vector<std::string>& compile_options() {
-  // No fast math: kernels that want an approximate instruction name it.
-  static const std::vector<std::string> options{"--std=c++20", "--ptxas-options=-v"};
+  // Functions without an annotation are the device's, so that headers of plain constexpr code serve
+  // both sides. No fast math: kernels that want an approximate instruction name it.
+  static const std::vector<std::string> options{
+      "--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"};
   return options;
 }
 
