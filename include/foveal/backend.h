@@ -89,6 +89,9 @@ struct BuilderConfig {
   /// is what default_thread_pool() has.
   int num_threads = 0;
   Device device{};
+  /// GPU backends: the stream on which build() plans. It reads the step's lengths there, and forward
+  /// must come behind it: on the same stream, or one that waits for it.
+  void* stream = nullptr;
 };
 
 /// A backend's plan for one step, made by its builder and read by every layer of the group. It

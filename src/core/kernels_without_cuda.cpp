@@ -1,3 +1,4 @@
+#include "core/builtin_backends.h"
 #include "core/check.h"
 #include "foveal/kernels.h"
 
@@ -16,5 +17,7 @@ std::int64_t clear_kernel_cache() { fail_without_cuda(); }
 void load_kernel_pack(const std::string&) { fail_without_cuda(); }
 std::vector<std::string> known_models() { return {}; }
 std::vector<KernelInfo> prebuild_kernels(const PrebuildRequest&) { fail_without_cuda(); }
+
+AttentionBackendPtr make_flash_attn_backend() { fail_without_cuda(); }
 
 }  // namespace foveal

@@ -98,7 +98,6 @@ struct PlanClass {
   PlanCounts* counts;
   WorkItem* items;
   CombineItem* combines;
-  int rows_max;       ///< Requests with at most so many rows belong to the first class.
   int block_rows;     ///< Rows of a tile.
   int block_keys;     ///< Keys of a tile.
   int capacity;       ///< Blocks that run at a time, over the KV heads.
@@ -107,14 +106,15 @@ struct PlanClass {
   int forced_splits;  ///< 0: as the planner decides.
   int max_items;
   int max_slots;
-  int padding;
 };
 
 struct PlanParams {
   const int* query_start_loc;
   const int* seq_lens;
   int num_requests;
+  int num_rows;  ///< Of the batch, those that no request owns included.
   int group;
+  int rows_max;  ///< Requests with at most so many rows belong to the first class.
   int num_kv_heads;
   int window_left;   ///< −1: unlimited.
   int window_right;  ///< 0 for causal, −1: unlimited.

@@ -24,7 +24,17 @@ struct Tile {
   int end;
 };
 
+/// Behind the requests stands one of the rows that no request owns: it sees nothing, so zeros are
+/// written.
+__device__ __forceinline__ int num_requests(const PlanParams& p) {
+  return (p.one_sequence > 0 ? 1 : p.num_requests) + 1;
+}
+
 __device__ __forceinline__ Request load_request(const PlanParams& p, int index) {
+  if (index == num_requests(p) - 1) {
+    const int start = p.query_start_loc[p.num_requests];
+    return {0, start, p.num_rows - start, 0};
+  }
   if (p.one_sequence > 0) {
     return {0, 0, p.query_start_loc[p.num_requests], p.one_sequence};
   }
@@ -33,7 +43,7 @@ __device__ __forceinline__ Request load_request(const PlanParams& p, int index) 
 }
 
 __device__ __forceinline__ int class_of(const PlanParams& p, const Request& request) {
-  return request.query_len * p.group <= p.classes[0].rows_max ? 0 : 1;
+  return request.query_len * p.group <= p.rows_max ? 0 : 1;
 }
 
 /// Tile of query rows number `index`, and the keys that any of its rows sees.
@@ -61,7 +71,7 @@ __device__ __forceinline__ Tile tile_of(const PlanParams& p, const PlanClass& c,
 template <typename Visit>
 __device__ __forceinline__ void for_each_tile(const PlanParams& p, Visit&& visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int count = p.one_sequence > 0 ? 1 : p.num_requests;
+  const int count = num_requests(p);
   for (int base = static_cast<int>(threadIdx.x) - lane; base < count; base += kThreads) {
     const bool valid = base + lane < count;
     const Request request = valid ? load_request(p, base + lane) : Request{0, 0, 0, 0};

@@ -25,6 +25,9 @@ struct ForwardShape {
     if (pages_aligned()) return page_size >= block_n ? 1 : block_n / page_size;
     return block_n / page_size + 2;
   }
+  /// Numbers of the blocks of so many tiles are held: of those whose keys are asked for next, and
+  /// of those asked for at the same time.
+  constexpr int page_ring() const { return 2 * (stages - 1); }
   /// Tiles begin at multiples of block_n, so they then begin with a block or inside one.
   constexpr bool pages_aligned() const {
     return page_size != 0 && (page_size % block_n == 0 || block_n % page_size == 0);
@@ -43,7 +46,7 @@ struct SharedLayout {
   int stage_bytes;
   int wide_key;  ///< fp8 caches: the tile in use, widened to 16 bits.
   int wide_value;
-  int page_ids;  ///< [stages][pages_per_tile]
+  int page_ids;  ///< [page_ring][pages_per_tile]
   int total;
 };
 
@@ -64,7 +67,7 @@ constexpr SharedLayout shared_layout(const ForwardShape& s) {
     end = layout.wide_value + s.block_n * output_row;
   }
   layout.page_ids = end;
-  end += s.stages * s.pages_per_tile() * 4;
+  end += s.page_ring() * s.pages_per_tile() * 4;
   if (s.warps_n > 1) {
     // The warps' partial results at the end: float32 rows, then maximum and sum of each.
     const int merge = layout.stages + s.warps_n * s.block_m() * ((s.head_pad_v() + 4) * 4 + 8);

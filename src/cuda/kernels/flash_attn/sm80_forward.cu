@@ -40,6 +40,7 @@ constexpr SharedLayout kLayout = shared_layout(kShape);
 constexpr int kHeadPad = kShape.head_pad();
 constexpr int kHeadPadV = kShape.head_pad_v();
 constexpr int kPages = kShape.pages_per_tile();
+constexpr int kPageRing = kShape.page_ring();
 constexpr int kPageTokens = kPages > 0 ? kPageSize : 1;
 constexpr int kThreads = kShape.threads();
 constexpr int kBlockM = kShape.block_m();
@@ -517,7 +518,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     if constexpr (kPages > 0) {
       if (thread < kPages && tile < item.tile_end) {
         const int page = tile * kBlockN / kPageTokens + thread;
-        int* id = page_ids + tile % kStages * kPages + thread;
+        int* id = page_ids + tile % kPageRing * kPages + thread;
         const bool valid = page * kPageTokens < high;
         if constexpr (kPagesPerBlock == 1) {
           ptx::cp_async<4>(ptx::shared_address(id), table + page, valid);
@@ -530,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const auto load_tile = [&](int tile) {
     if (tile < item.tile_end) {
       unsigned char* stage = shared + kLayout.stages + tile % kStages * kLayout.stage_bytes;
-      const int* pages = page_ids + tile % kStages * kPages;
+      const int* pages = page_ids + tile % kPageRing * kPages;
       keys.load(stage, pages, tile * kBlockN, low, high);
       values.load(stage + kLayout.key_bytes, pages, tile * kBlockN, low, high);
     }

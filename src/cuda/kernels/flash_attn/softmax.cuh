@@ -4,7 +4,7 @@
 
 namespace flash_attn {
 
-constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000U);
 constexpr float kLog2E = 1.44269504088896340736F;
 constexpr float kLn2 = 0.69314718055994530942F;
 

@@ -1,0 +1,190 @@
+#include "cuda/flash_attn/impl.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/check.h"
+#include "cuda/flash_attn/tensor_args.h"
+
+namespace foveal::cuda::flash_attn {
+namespace {
+
+constexpr float kLog2E = std::numbers::log2e_v<float>;
+
+/// From the accumulator of query · key to the score; a query or cache in fp8 holds value / scale.
+float score_scale(const AttentionSpec& spec, bool paged) {
+  const bool fp8_keys = paged && is_fp8(spec.cache_dtype());
+  return spec.softmax_scale() * (fp8_keys ? spec.scales.k : 1.0F);
+}
+
+}  // namespace
+
+FlashImpl::FlashImpl(const AttentionSpec& spec) : AttentionImpl(kName, spec) {
+  const bool head_values = !spec.alibi_slopes.empty() || !spec.sinks.empty();
+  if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) {
+    fail(ErrorCode::unsupported, "dtype is {}, {} takes f16 and bf16", to_string(spec.dtype),
+         kName);
+  }
+  if (spec.cache_dtype() != spec.dtype && !is_fp8(spec.cache_dtype())) {
+    fail(ErrorCode::unsupported,
+         "kv_cache_dtype is {}, {} takes that of the query, f8e4m3 and f8e5m2",
+         to_string(spec.cache_dtype()), kName);
+  }
+  for (const std::int64_t size : {spec.head_size, spec.value_head_size()}) {
+    if (size % 8 != 0 || size > 256) {
+      fail(ErrorCode::unsupported, "a head size is {}, {} takes multiples of 8 up to 256", size,
+           kName);
+    }
+  }
+  if (spec.score_mod || spec.mask_mod) {
+    fail(ErrorCode::unsupported,
+         "score_mod and mask_mod are functions of the host, {} cannot call them", kName);
+  }
+  if (head_values && spec.num_heads > kMaxHeadValues) {
+    fail(ErrorCode::unsupported, "num_heads is {}, {} takes at most {} with ALiBi or sinks",
+         spec.num_heads, kName, kMaxHeadValues);
+  }
+  for (std::size_t h = 0; h < spec.alibi_slopes.size(); ++h) {
+    head_values_.alibi_slope[h] = spec.alibi_slopes[h] * kLog2E;
+  }
+  for (std::size_t h = 0; h < spec.sinks.size(); ++h) {
+    head_values_.sink[h] = spec.sinks[h] * kLog2E;
+  }
+}
+
+void FlashImpl::do_update_kv_cache(const TensorView& key, const TensorView& value,
+                                   const KVCacheView& kv_cache, const TensorView& slot_mapping,
+                                   const ExecutionContext& context) const {
+  reshape_and_cache(key, value, kv_cache, slot_mapping, spec().scales, context);
+}
+
+void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata, const Pass& pass,
+                         unsigned char* workspace, Stream stream) const {
+  const CommonAttentionMetadata& common = metadata.common();
+  const AttentionSpec& layer = spec();
+  const bool paged = metadata.page_size > 0;
+  const TensorView& key = paged ? args.kv_cache.key : args.key;
+  const TensorView& value = paged ? args.kv_cache.value : args.value;
+  // A cascade's passes leave the sink to their merge.
+  const bool sinks = !layer.sinks.empty() && metadata.passes.size() == 1;
+
+  ForwardParams params{};
+  params.query = rows_view(args.query);
+  params.output = rows_view(args.output);
+  params.key = paged ? cache_view(key) : plain_view(key);
+  params.value = paged ? cache_view(value) : plain_view(value);
+  if (!args.lse.empty()) {
+    params.lse = args.lse.as<float>();
+    params.lse_head_stride = args.lse.stride(0);
+    params.lse_row_stride = args.lse.stride(1);
+  }
+  if (paged) {
+    params.block_table = common.block_table.as<const int>();
+    params.table_stride = common.block_table.stride(0);
+  } else {
+    const TensorView& starts =
+        common.key_start_loc.empty() ? common.query_start_loc : common.key_start_loc;
+    params.key_start_loc = starts.as<const int>();
+  }
+  params.scale = score_scale(layer, paged) * kLog2E;
+  params.inverse_scale = 1.0F / params.scale;
+  params.soft_cap = layer.logits_soft_cap * kLog2E;
+  params.value_scale = paged && is_fp8(layer.cache_dtype()) ? layer.scales.v : 1.0F;
+  params.window_left = static_cast<int>(layer.window.left);
+  params.window_right = pass.causal ? 0 : static_cast<int>(layer.window.right);
+  params.key_begin = pass.key_begin;
+  params.shared_table = pass.shared_table ? 1 : 0;
+
+  for (const ClassPlan& plan : pass.classes) {
+    if (!plan.active) {
+      continue;
+    }
+    ForwardVariant variant = forward_variant(layer, pass.causal, metadata.page_size,
+                                             metadata.pages_per_block, plan.tile);
+    variant.sinks = sinks;
+    variant.cache_vector_bytes = static_cast<int>(std::min(vector_bytes(key), vector_bytes(value)));
+    variant.row_vector_bytes =
+        static_cast<int>(std::min(vector_bytes(args.query), vector_bytes(args.output)));
+    const Kernel& kernel = forward_kernel(variant, metadata.device);
+    const ForwardShape shape = plan.tile.shape(variant.head);
+    params.counts = plan.counts;
+    params.items = plan.items;
+    params.partial_output = reinterpret_cast<float*>(workspace + plan.partial_output);
+    params.partial_lse = reinterpret_cast<float*>(workspace + plan.partial_lse);
+    const unsigned kv_heads = static_cast<unsigned>(layer.num_kv_heads);
+    const LaunchConfig config{
+        .grid = {static_cast<unsigned>(plan.max_items), kv_heads, 1},
+        .block = {static_cast<unsigned>(shape.threads()), 1, 1},
+        .dynamic_shared_bytes = static_cast<unsigned>(shared_layout(shape).total),
+        .stream = stream};
+    if (variant.alibi || variant.sinks) {
+      launch(kernel, config, params, head_values_);
+    } else {
+      launch(kernel, config, params, HeadValues<1>{});
+    }
+    if (plan.max_combines == 0) {
+      continue;
+    }
+    const Kernel& combine = combine_kernel({.dtype = layer.dtype,
+                                            .head_size_v = variant.head.head_size_v,
+                                            .group = variant.head.group,
+                                            .block_m = plan.block_m,
+                                            .sinks = sinks},
+                                           metadata.device);
+    const CombineParams combine_params{.output = params.output,
+                                       .lse = params.lse,
+                                       .lse_head_stride = params.lse_head_stride,
+                                       .lse_row_stride = params.lse_row_stride,
+                                       .counts = plan.counts,
+                                       .items = plan.combines,
+                                       .partial_output = params.partial_output,
+                                       .partial_lse = params.partial_lse};
+    const LaunchConfig combine_config{
+        .grid = {static_cast<unsigned>(plan.max_combines), kv_heads, 1},
+        .block = {128, 1, 1},
+        .stream = stream};
+    if (sinks) {
+      launch(combine, combine_config, combine_params, head_values_);
+    } else {
+      launch(combine, combine_config, combine_params, HeadValues<1>{});
+    }
+  }
+}
+
+void FlashImpl::do_forward(const ForwardArgs& args, const AttentionMetadata& metadata,
+                           const ExecutionContext& context) const {
+  const auto& plan = static_cast<const FlashMetadata&>(metadata);
+  if (plan.passes.empty()) {
+    return;
+  }
+  const ContextGuard guard(plan.device);
+  auto* workspace = context.workspace.empty()
+                        ? (plan.workspace ? plan.workspace->as<unsigned char>() : nullptr)
+                        : context.workspace.as<unsigned char>();
+  if (plan.passes.size() == 1) {
+    run_pass(args, plan, plan.passes.front(), workspace, context.stream);
+    return;
+  }
+  // Cascade: the common prefix for all rows at once, the rest of each request, then both together.
+  const std::int64_t rows = plan.common().num_actual_tokens;
+  const Device device = args.query.device();
+  const auto first_rows = [&](const TensorView& tensor) { return tensor.slice(0, 0, rows); };
+  std::vector<AttentionPart> parts;
+  for (const Pass& pass : plan.passes) {
+    ForwardArgs part = args;
+    part.output = TensorView(workspace + pass.output, spec().dtype,
+                             {rows, spec().num_heads, spec().value_head_size()}, device);
+    part.lse = TensorView(workspace + pass.lse, DType::f32, {spec().num_heads, rows}, device);
+    run_pass(part, plan, pass, workspace, context.stream);
+    parts.push_back({part.output, part.lse});
+  }
+  AttentionPart result{first_rows(args.output), {}};
+  if (!args.lse.empty()) {
+    result.lse = args.lse.slice(1, 0, rows);
+  }
+  merge_attn_states(result, parts[0], parts[1], spec().sinks.empty() ? nullptr : &head_values_,
+                    context);
+}
+
+}  // namespace foveal::cuda::flash_attn
