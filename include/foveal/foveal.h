@@ -5,6 +5,7 @@
 #include "foveal/dtype.h"
 #include "foveal/error.h"
 #include "foveal/execution.h"
+#include "foveal/kernels.h"
 #include "foveal/metadata.h"
 #include "foveal/ops.h"
 #include "foveal/plugin.h"

@@ -9,8 +9,10 @@
 // sets exit_code; errors are thrown and reported by main.
 namespace foveal::tools {
 
+CLI::App* add_cache_command(CLI::App& app, int& exit_code);
 CLI::App* add_generate_command(CLI::App& app, int& exit_code);
 CLI::App* add_info_command(CLI::App& app, int& exit_code);
+CLI::App* add_prebuild_command(CLI::App& app, int& exit_code);
 CLI::App* add_run_command(CLI::App& app, int& exit_code);
 CLI::App* add_select_command(CLI::App& app, int& exit_code);
 

@@ -33,6 +33,8 @@ int main(int argc, char** argv) {
   foveal::tools::add_run_command(app, exit_code);
   foveal::tools::add_select_command(app, exit_code);
   foveal::tools::add_info_command(app, exit_code);
+  foveal::tools::add_cache_command(app, exit_code);
+  foveal::tools::add_prebuild_command(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
