@@ -2,7 +2,7 @@
 """Checks smollm2_golden.json, which Foveal's tests compare with, against PyTorch: the same GGUF file, dequantised to float32 by
 transformers' own loader, must give the same 64 greedy tokens for every prompt.
 
-    python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers gguf
+    python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers gguf accelerate
     /tmp/torch/bin/python check_with_transformers.py MODEL.gguf
 """
 
