@@ -13,6 +13,9 @@ namespace {
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
+/// Blocks may be much larger than what stands in them, so that a small file asks for a large cache.
+constexpr std::int64_t kMaxCacheElements = std::int64_t{1} << 32;
+
 TensorView view_of(std::vector<std::int32_t>& numbers) {
   return {numbers.data(), DType::i32, {std::ssize(numbers)}};
 }
@@ -184,12 +187,15 @@ class Run {
           problem_.block_size);
     config_.num_blocks = plan_->num_blocks;
     common_.block_table = {plan_->table.data(), DType::i32, {common_.num_reqs, plan_->width}};
-    cache_.emplace(
-        spec_.cache_dtype(),
+    const CacheShape shape =
         cache_shape(problem_, backend_, options_.cache,
                     plan_->num_blocks * (problem_.block_size / config_.kernel_block_size),
-                    config_.kernel_block_size),
-        options_.poison);
+                    config_.kernel_block_size);
+    if (shape.elements > kMaxCacheElements) {
+      fail(ErrorCode::out_of_memory, "the cache has {} elements, a problem's may have {} at most",
+           shape.elements, kMaxCacheElements);
+    }
+    cache_.emplace(spec_.cache_dtype(), shape, options_.poison);
     args_.kv_cache = cache_->view;
     fill_cache();
   }

@@ -41,7 +41,7 @@ struct Verdict {
 /// "case.bf16.splits8.safetensors" in a folder, or the path itself when it names a file.
 std::filesystem::path result_path(const std::string& out, const Verdict& verdict) {
   const std::filesystem::path path(out);
-  if (path.extension() == ".safetensors" && !std::filesystem::is_directory(path)) {
+  if (path.extension() == ".safetensors") {
     return path;
   }
   std::string name = verdict.name;
@@ -145,7 +145,15 @@ int run(const RunCommandOptions& options) {
       problems.emplace_back(file, std::move(each));
     }
   }
-  if (!options.out.empty() && std::filesystem::path(options.out).extension() != ".safetensors") {
+  const bool one_file = std::filesystem::path(options.out).extension() == ".safetensors";
+  if (one_file && (problems.size() != 1 ||
+                   (options.num_splits == 0 && problems.front().second.num_splits.size() != 1))) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--out is {}, a file holds the result of one problem, there are more: "
+                            "give a folder",
+                            options.out));
+  }
+  if (!options.out.empty() && !one_file) {
     std::error_code error;
     std::filesystem::create_directories(options.out, error);
     if (error) {
