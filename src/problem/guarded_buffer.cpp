@@ -131,8 +131,9 @@ std::string GuardedBuffer::describe(
     for (int d = 0; d < view.ndim(); ++d) {
       order.push_back(d);
     }
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int a, int b) { return view.stride(a) > view.stride(b); });
+    std::stable_sort(order.begin(), order.end(), [&strides = view](int a, int b) {
+      return strides.stride(a) > strides.stride(b);
+    });
     std::vector<std::int64_t> index(order.size(), 0);
     for (const int d : order) {
       if (view.stride(d) > 0) {
