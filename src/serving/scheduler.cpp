@@ -23,6 +23,11 @@ std::int64_t Scheduler::blocks_for(std::int64_t num_tokens) const {
   return (num_tokens + pool_.block_size() - 1) / pool_.block_size();
 }
 
+std::int64_t Scheduler::next_chunk(const Request& request) const {
+  return std::min(request.num_tokens() - request.num_computed,
+                  config_.max_num_batched_tokens - step_.num_tokens);
+}
+
 void Scheduler::add(Request& request) {
   check(request.num_tokens() >= 1,
         "the prompt of request {} has no tokens; it must have at least 1", request.id);
@@ -50,10 +55,8 @@ const ScheduledStep& Scheduler::schedule() {
   bool preempted = false;
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Request& request = *running_[i];
-    const std::int64_t chunk = std::min(request.num_tokens() - request.num_computed,
-                                        config_.max_num_batched_tokens - step_.num_tokens);
     const std::int64_t missing =
-        blocks_for(request.num_computed + chunk) - std::ssize(request.blocks);
+        blocks_for(request.num_computed + next_chunk(request)) - std::ssize(request.blocks);
     while (missing > pool_.num_free() && i < running_.size()) {
       preempt_newest();  // Perhaps this very request.
       preempted = true;
@@ -106,8 +109,7 @@ void Scheduler::preempt_newest() {
 }
 
 void Scheduler::add_to_step(Request& request) {
-  const std::int64_t chunk = std::min(request.num_tokens() - request.num_computed,
-                                      config_.max_num_batched_tokens - step_.num_tokens);
+  const std::int64_t chunk = next_chunk(request);
   const std::int64_t end = request.num_computed + chunk;
   while (std::ssize(request.blocks) < blocks_for(end)) {
     request.blocks.push_back(pool_.allocate());

@@ -68,6 +68,8 @@ class Scheduler {
 
  private:
   std::int64_t blocks_for(std::int64_t num_tokens) const;
+  /// Tokens of a request that fit into the step so far.
+  std::int64_t next_chunk(const Request& request) const;
   bool admit(Request& request);
   void preempt_newest();
   void add_to_step(Request& request);
