@@ -18,7 +18,8 @@ namespace {
 // that follow. As observed in cubins of CUDA 12 and 13, compared with cuobjdump -elf.
 constexpr std::uint8_t kSizedFormat = 4;
 constexpr std::uint8_t kMinStackSize = 0x12;
-constexpr std::uint8_t kParameterSize = 0x19;
+constexpr std::uint8_t kParameterInfo = 0x17;
+constexpr int kParameterSizeShift = 18;
 constexpr std::uint8_t kRegisterCount = 0x2f;
 
 [[noreturn]] void fail_malformed() {
@@ -128,12 +129,19 @@ KernelResources resources_from_elf(std::span<const std::byte> cubin, std::string
           read<std::int32_t>(payload, 4);
     }
   });
-  for_each_attribute(elf.content(elf.find(fmt::format(".nv.info.{}", entry))),
-                     [&](std::uint8_t attribute, std::uint16_t value, std::span<const std::byte>) {
-                       if (attribute == kParameterSize) {
-                         resources.parameter_bytes = value;
-                       }
-                     });
+  for_each_attribute(
+      elf.content(elf.find(fmt::format(".nv.info.{}", entry))),
+      [&](std::uint8_t attribute, std::uint16_t, std::span<const std::byte> payload) {
+        // Payload: an index, the parameter's ordinal and offset, and flags below its size.
+        if (attribute == kParameterInfo && payload.size() == 12) {
+          const std::size_t ordinal = read<std::uint16_t>(payload, 4);
+          if (resources.parameter_bytes.size() <= ordinal) {
+            resources.parameter_bytes.resize(ordinal + 1);
+          }
+          resources.parameter_bytes[ordinal] =
+              static_cast<int>(read<std::uint32_t>(payload, 8) >> kParameterSizeShift);
+        }
+      });
   resources.static_shared_bytes =
       static_cast<int>(elf.find(fmt::format(".nv.shared.{}", entry)).sh_size);
   return resources;

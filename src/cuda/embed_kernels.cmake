@@ -1,5 +1,6 @@
 # cmake -DROOT=folder -DOUTPUT=file.cpp -P embed_kernels.cmake
 # Writes the table behind kernel_sources.h: every *.cu and *.cuh below ROOT as a string literal.
+cmake_path(ABSOLUTE_PATH ROOT)
 file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/*.cu ${ROOT}/*.cuh)
 list(SORT files)
 

@@ -1,6 +1,7 @@
 #include "cuda/jit.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -276,10 +277,11 @@ void Kernel::set_max_dynamic_shared_bytes(int bytes) const {
   cuda::set_max_dynamic_shared_bytes(function, bytes);
 }
 
-void check_parameter_bytes(const Kernel& kernel, std::size_t bytes) {
-  check(bytes == static_cast<std::size_t>(kernel.resources.parameter_bytes),
-        "arguments of kernel {} take {} bytes, it was compiled with parameters of {}", kernel.name,
-        bytes, kernel.resources.parameter_bytes);
+void check_arguments(const Kernel& kernel, std::span<const int> bytes) {
+  const std::vector<int>& compiled = kernel.resources.parameter_bytes;
+  check(std::ranges::equal(bytes, compiled),
+        "arguments of kernel {} are of {} bytes, it was compiled with parameters of {}",
+        kernel.name, fmt::join(bytes, ", "), fmt::join(compiled, ", "));
 }
 
 }  // namespace foveal::cuda

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -81,8 +83,8 @@ struct KernelResources {
   /// Code that moves spilled registers, in bytes moved; kUnknown when the compiler did not say.
   int spill_store_bytes = 0;
   int spill_load_bytes = 0;
-  int static_shared_bytes = 0;  ///< Of a block.
-  int parameter_bytes = 0;      ///< Up to the end of the last parameter.
+  int static_shared_bytes = 0;         ///< Of a block.
+  std::vector<int> parameter_bytes{};  ///< Size of each parameter.
 };
 
 /// Machine code of one kernel. Needs no GPU.
@@ -157,17 +159,16 @@ class Jit {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Throws invalid_argument unless the arguments' sizes and alignments add up to the parameter space
-/// the kernel was compiled with: a struct that differs between host and device must not launch.
-void check_parameter_bytes(const Kernel& kernel, std::size_t bytes);
+/// Throws invalid_argument unless there are as many arguments as the kernel has parameters, each of
+/// its size: a struct that differs between host and device must not launch.
+void check_arguments(const Kernel& kernel, std::span<const int> bytes);
 
 /// Launches with these arguments, each copied as is. The types must be the kernel's, in order; int
 /// for a `long long` is found out (see above), int for a float is not.
 template <typename... Args>
 void launch(const Kernel& kernel, const LaunchConfig& config, const Args&... args) {
-  std::size_t bytes = 0;
-  ((bytes = (bytes + alignof(Args) - 1) / alignof(Args) * alignof(Args) + sizeof(Args)), ...);
-  check_parameter_bytes(kernel, bytes);
+  const std::array<int, sizeof...(Args)> bytes{static_cast<int>(sizeof(Args))...};
+  check_arguments(kernel, bytes);
   void* parameters[sizeof...(Args) + 1] = {const_cast<void*>(static_cast<const void*>(&args))...,
                                            nullptr};
   launch(kernel.function, config, parameters);

@@ -184,7 +184,7 @@ Cubin cubin_from_json(const Json& json) {
                        .spill_store_bytes = json.at("spill_store_bytes"),
                        .spill_load_bytes = json.at("spill_load_bytes"),
                        .static_shared_bytes = json.at("static_shared_bytes"),
-                       .parameter_bytes = json.at("parameter_bytes")};
+                       .parameter_bytes = json.at("parameter_bytes").get<std::vector<int>>()};
     cubin.log = json.at("log");
     return cubin;
   } catch (const Json::exception& error) {

@@ -161,7 +161,7 @@ TEST(Driver, EndsACaptureWhoseBodyThrows) {
 struct PackedJit {
   PackedJit() {
     Cubin cubin{.key_text = key.text(), .entry = "scale", .arch = "sm_90a"};
-    cubin.resources.parameter_bytes = 24;
+    cubin.resources.parameter_bytes = {8, 8, 4, 4};
     cubin.image.resize(10);
     const std::filesystem::path path = folder.path() / "a.pack";
     KernelPack::write(path, {{assemble(key).id, &cubin}});
@@ -205,7 +205,7 @@ TEST(JitOnDevice, ChecksTheParametersOfALaunch) {
   expect_error(
       ErrorCode::invalid_argument,
       [&] { launch(kernel, {.grid = {1}, .block = {32}}, out, in, 1.0F, std::int64_t{5}); },
-      "scale", "32 bytes", "24");
+      "scale", "8, 8, 4, 8 bytes", "8, 8, 4, 4");
 }
 
 /// Runs in a process of its own: the driver is opened once.
