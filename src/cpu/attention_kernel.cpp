@@ -20,6 +20,7 @@
 // After foreach_target.h:
 #include "cpu/row_ops-inl.h"
 #include "cpu/vector_math-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,6 +32,7 @@ using cpu::kTileKeys;
 using cpu::kTileRows;
 using cpu::WorkItem;
 
+inline constexpr std::int64_t kCacheLine = 64;
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// Rows are multiplied four at a time, and rows on lanes are whole vectors of them.
@@ -55,8 +57,7 @@ struct Tile {
     };
     query = take(kTileRows * key_stride);
     query_columns = take(call.head_size * kTileRows);
-    keys = take(kTileKeys * key_stride);
-    values = take(kTileKeys * value_stride);
+    keys = values = take(kTileKeys * std::max(key_stride, value_stride));
     scores = take(kTileKeys * kTileRows);
     output = take(kTileRows * value_stride);
     max = take(kTileRows);
@@ -85,7 +86,7 @@ struct Tile {
   float* query;          ///< [row][key_stride], scaled
   float* query_columns;  ///< [head_size][row_stride], scaled
   float* keys;           ///< [key][key_stride]
-  float* values;         ///< [key][value_stride]
+  float* values;         ///< [key][value_stride], in the place of the keys: one tile fits an L1
   float* scores;         ///< [key][row_stride]; after the softmax, the weights
   float* output;         ///< [row][value_stride], not normalised
   // One number a row:
@@ -158,19 +159,44 @@ void start_rows(const AttentionCall& call, const Tile& tile) {
   std::fill(tile.output, tile.output + tile.row_stride * tile.value_stride, 0.0F);
 }
 
-/// The tile's keys or values as float32.
-void load_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
-                 std::int64_t size, float* target, std::int64_t stride) {
+/// The keys from `first` on that share a tile with it, up to the item's last.
+HWY_INLINE std::int64_t keys_in_tile(const WorkItem& item, std::int64_t first) {
+  return std::min(item.keys.end, (first / kTileKeys + 1) * kTileKeys) - first;
+}
+
+/// Where the rows of `count` keys (or values) from position `first` on are.
+void find_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
+                 std::int64_t first, std::int64_t count, const std::byte** rows) {
   std::int64_t key = 0;
-  while (key < tile.num_keys) {
-    const cpu::TokenRun run = call.index.find(tile.item.request, tile.first_key + key);
+  while (key < count) {
+    const cpu::TokenRun run = call.index.find(tile.item.request, first + key);
     const std::byte* source = tokens.data + run.block * tokens.block_stride +
                               run.token * tokens.token_stride + tile.kv_head * tokens.head_stride;
-    const std::int64_t end = std::min(tile.num_keys, key + run.count);
+    const std::int64_t end = std::min(count, key + run.count);
     for (; key < end; ++key, source += tokens.token_stride) {
-      load_row(tokens.dtype, source, target + key * stride, static_cast<std::size_t>(size));
+      rows[key] = source;
     }
   }
+}
+
+/// The tile's keys or values as float32. Between them the memory begins to fetch those of the next
+/// tile: pages and strides between heads leave hardware prefetchers nothing to follow.
+void load_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
+                 std::int64_t size, float* target, std::int64_t stride) {
+  const std::byte* rows[kTileKeys];
+  const std::byte* next_rows[kTileKeys];
+  const std::int64_t next = tile.first_key + tile.num_keys;
+  const std::int64_t num_next = next < tile.item.keys.end ? keys_in_tile(tile.item, next) : 0;
+  find_tokens(call, tile, tokens, tile.first_key, tile.num_keys, rows);
+  find_tokens(call, tile, tokens, next, num_next, next_rows);
+  const std::int64_t row_bytes = size * size_of(tokens.dtype);
+  for (std::int64_t key = 0; key < tile.num_keys; ++key) {
+    for (std::int64_t i = 0; key < num_next && i < row_bytes; i += kCacheLine) {
+      hwy::Prefetch(next_rows[key] + i);
+    }
+    load_row(tokens.dtype, rows[key], target + key * stride, static_cast<std::size_t>(size));
+  }
+  zero_padding(target, tile.num_keys, size, stride);
 }
 
 // ---- product
@@ -509,14 +535,11 @@ void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t
       call.batch_invariant || item.num_rows * 2 > static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   load_query(call, tile, rows_on_lanes);
   start_rows(call, tile);
-  zero_padding(tile.keys, kTileKeys, call.head_size, tile.key_stride);
-  zero_padding(tile.values, kTileKeys, call.head_size_v, tile.value_stride);
   const bool custom = call.score_mod != nullptr || call.mask_mod != nullptr;
 
   for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
        tile.first_key += tile.num_keys) {
-    tile.num_keys =
-        std::min(item.keys.end, (tile.first_key / kTileKeys + 1) * kTileKeys) - tile.first_key;
+    tile.num_keys = keys_in_tile(item, tile.first_key);
 
     load_tokens(call, tile, call.key, call.head_size, tile.keys, tile.key_stride);
     if (rows_on_lanes) {
@@ -596,8 +619,8 @@ namespace cpu {
 std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v) {
   const std::int64_t key = padded_size(head_size);
   const std::int64_t value = padded_size(head_size_v);
-  return (kTileRows + kTileKeys) * (key + value) + kTileRows * head_size + kTileKeys * kTileRows +
-         7 * kTileRows;
+  return kTileRows * (key + head_size + value) + kTileKeys * std::max(key, value) +
+         kTileKeys * kTileRows + 7 * kTileRows;
 }
 
 void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t kv_head,
