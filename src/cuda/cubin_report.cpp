@@ -3,6 +3,7 @@
 #include <elf.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -142,8 +143,11 @@ KernelResources resources_from_elf(std::span<const std::byte> cubin, std::string
               static_cast<int>(read<std::uint32_t>(payload, 8) >> kParameterSizeShift);
         }
       });
-  resources.static_shared_bytes =
-      static_cast<int>(elf.find(fmt::format(".nv.shared.{}", entry)).sh_size);
+  // From sm_90 on the section begins with the block's 1 KiB that belongs to the system.
+  const bool has_reserved = elf.find(".nv.shared.reserved.0").sh_type != SHT_NULL;
+  const std::uint64_t shared = elf.find(fmt::format(".nv.shared.{}", entry)).sh_size;
+  const std::uint64_t reserved = has_reserved ? std::min<std::uint64_t>(shared, 1024) : 0;
+  resources.static_shared_bytes = static_cast<int>(shared - reserved);
   return resources;
 }
 
