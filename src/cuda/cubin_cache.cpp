@@ -58,22 +58,22 @@ fs::path CubinCache::path_of(const std::string& id) const {
 }
 
 std::optional<Cubin> CubinCache::load(const std::string& id) {
-  std::error_code error;
   if (folder_.empty()) {
     return std::nullopt;
   }
   const fs::path path = path_of(id);
-  const fs::file_time_type used = fs::last_write_time(path, error);
-  if (error) {
-    return std::nullopt;  // The usual miss.
-  }
   try {
-    SealedFile file = read_sealed(path, kCubinTag);
-    Cubin cubin = cubin_from_json(file.head);
-    cubin.image = std::move(file.payload);
+    std::optional<SealedFile> file = find_sealed(path, kCubinTag);
+    if (!file) {
+      return std::nullopt;  // The usual miss; or another process has just trimmed it away.
+    }
+    Cubin cubin = cubin_from_json(file->head);
+    cubin.image = std::move(file->payload);
     cubin.origin = Cubin::Origin::disk;
-    if (FileClock::now() - used > kTouchInterval) {
-      fs::last_write_time(path, FileClock::now(), error);  // Fails on a read-only disk: no matter.
+    std::error_code error;  // Ignored: on a read-only disk uses are not noted.
+    const fs::file_time_type used = fs::last_write_time(path, error);
+    if (!error && FileClock::now() - used > kTouchInterval) {
+      fs::last_write_time(path, FileClock::now(), error);
     }
     return cubin;
   } catch (const Error& failure) {

@@ -106,9 +106,12 @@ void write_sealed(const std::filesystem::path& path, std::string_view tag, const
   file.rename_to(path);
 }
 
-SealedFile read_sealed(const std::filesystem::path& path, std::string_view tag) {
+std::optional<SealedFile> find_sealed(const std::filesystem::path& path, std::string_view tag) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) {
+    if (errno == ENOENT || errno == ENOTDIR) {
+      return std::nullopt;
+    }
     fail(ErrorCode::io, "{} cannot be read: {}", path.string(), reason(errno));
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(std::max<std::streamoff>(file.tellg(), 0)));
@@ -138,6 +141,14 @@ SealedFile read_sealed(const std::filesystem::path& path, std::string_view tag) 
     fail(ErrorCode::io, "{} is damaged: its head is no JSON", path.string());
   }
   return result;
+}
+
+SealedFile read_sealed(const std::filesystem::path& path, std::string_view tag) {
+  std::optional<SealedFile> file = find_sealed(path, tag);
+  if (!file) {
+    fail(ErrorCode::io, "{} cannot be read: {}", path.string(), reason(ENOENT));
+  }
+  return std::move(*file);
 }
 
 std::optional<Json> read_sealed_head(const std::filesystem::path& path, std::string_view tag) {

@@ -33,7 +33,10 @@ inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
 void write_sealed(const std::filesystem::path& path, std::string_view tag, const Json& head,
                   std::span<const std::byte> payload);
 
-/// Throws io: "… is not there", "is damaged", ….
+/// Empty when there is no such file. Throws io when it cannot be read or is damaged.
+std::optional<SealedFile> find_sealed(const std::filesystem::path& path, std::string_view tag);
+
+/// The same, where a missing file is an error too.
 SealedFile read_sealed(const std::filesystem::path& path, std::string_view tag);
 
 /// The head alone, unverified, for listings. Empty when it cannot be read.
