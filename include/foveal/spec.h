@@ -161,6 +161,12 @@ struct KVCacheLayout {
   std::vector<int> stride_order{};
   DType dtype = DType::bf16;
 
+  /// The layout of the flash family: [num_blocks, 2, block_size, num_kv_heads, head_size]; where
+  /// keys and values differ in size, side by side in [num_blocks, num_kv_heads, block_size,
+  /// head_size + head_size_v]. KVCacheView::flash reads both.
+  FOVEAL_API static KVCacheLayout flash(const KVCacheSpec& spec, std::int64_t num_blocks,
+                                        KVCacheOrder order);
+
   FOVEAL_API std::int64_t size_bytes() const;
   /// The logical view of `data`, size_bytes() long, with the strides that stride_order asks for.
   FOVEAL_API TensorView view(void* data, Device device = {}) const;
@@ -177,6 +183,8 @@ struct KVCacheView {
   std::int64_t num_blocks() const { return key.size(0); }
   std::int64_t block_size() const { return key.size(1); }
 
+  /// From a cache of KVCacheLayout::flash.
+  FOVEAL_API static KVCacheView flash(const TensorView& cache, const KVCacheSpec& spec);
   /// From [num_blocks, 2, block_size, num_kv_heads, head_size] (blocks first).
   FOVEAL_API static KVCacheView from_blocks_first(const TensorView& cache);
   /// From [2, num_blocks, block_size, num_kv_heads, head_size] (K and V first, older engines).

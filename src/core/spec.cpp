@@ -22,6 +22,10 @@ std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
+bool values_differ(const KVCacheSpec& spec) {
+  return spec.head_size_v != 0 && spec.head_size_v != spec.head_size;
+}
+
 void check_per_head(const std::vector<float>& values, std::string_view name,
                     std::int64_t num_heads) {
   check(values.empty() || std::ssize(values) == num_heads,
@@ -172,6 +176,19 @@ std::int64_t KVCacheSpec::max_blocks_per_request(std::int64_t max_seq_len,
   return std::min(ceil_div(live, block_size) + 1, whole);
 }
 
+KVCacheLayout KVCacheLayout::flash(const KVCacheSpec& spec, std::int64_t num_blocks,
+                                   KVCacheOrder order) {
+  const bool nhd = order == KVCacheOrder::nhd;
+  if (values_differ(spec)) {
+    return {{num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size + spec.head_size_v},
+            nhd ? std::vector<int>{0, 2, 1, 3} : std::vector<int>{0, 1, 2, 3},
+            spec.dtype};
+  }
+  return {{num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_size},
+          nhd ? std::vector<int>{0, 1, 2, 3, 4} : std::vector<int>{0, 1, 3, 2, 4},
+          spec.dtype};
+}
+
 std::int64_t KVCacheLayout::size_bytes() const {
   std::int64_t count = 1;
   for (const std::int64_t size : shape) {
@@ -194,6 +211,10 @@ TensorView KVCacheLayout::view(void* data, Device device) const {
     stride *= std::max<std::int64_t>(shape[dim], 1);
   }
   return {data, dtype, shape, strides, device};
+}
+
+KVCacheView KVCacheView::flash(const TensorView& cache, const KVCacheSpec& spec) {
+  return values_differ(spec) ? from_packed(cache, spec.head_size) : from_blocks_first(cache);
 }
 
 KVCacheView KVCacheView::from_blocks_first(const TensorView& cache) {

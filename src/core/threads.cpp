@@ -8,8 +8,6 @@
 #include "core/check.h"
 #include "foveal/execution.h"
 
-// ThreadSanitizer does not see inside libtbb, so it is told what parallel_for promises: what
-// happened before the call happens before every task, and every task happens before its return.
 #if defined(__SANITIZE_THREAD__)
 #define FOVEAL_TSAN 1
 #elif defined(__has_feature)
@@ -17,27 +15,60 @@
 #define FOVEAL_TSAN 1
 #endif
 #endif
+
 #ifdef FOVEAL_TSAN
-extern "C" {
-void __tsan_acquire(void* address);  // NOLINT(bugprone-reserved-identifier)
-void __tsan_release(void* address);  // NOLINT(bugprone-reserved-identifier)
-}
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <vector>
 #endif
 
 namespace foveal {
 namespace {
 
-void happens_before([[maybe_unused]] void* token) {
 #ifdef FOVEAL_TSAN
-  __tsan_release(token);
-#endif
-}
 
-void happens_after([[maybe_unused]] void* token) {
-#ifdef FOVEAL_TSAN
-  __tsan_acquire(token);
-#endif
-}
+/// What builds for ThreadSanitizer use, which does not see the synchronisation inside libtbb: the
+/// same promises kept by plain threads, so that every race it reports is one of ours.
+class PlainThreadPool final : public ThreadPool {
+ public:
+  explicit PlainThreadPool(int num_threads) : num_threads_(num_threads) {}
+
+  int num_threads() const override { return num_threads_; }
+
+  void parallel_for(std::int64_t count, const Task& task) override {
+    std::atomic<std::int64_t> next{0};
+    std::exception_ptr failure;
+    std::mutex mutex;
+    const auto work = [&](int worker) {
+      try {
+        for (std::int64_t i = next++; i < count; i = next++) {
+          task(i, worker);
+        }
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        failure = std::current_exception();
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int worker = 1; worker < num_threads_; ++worker) {
+      threads.emplace_back(work, worker);
+    }
+    work(0);
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+  }
+
+ private:
+  int num_threads_;
+};
+using DefaultThreadPool = PlainThreadPool;
+
+#else
 
 /// oneTBB runs no more threads in all than the smallest live global_control says, by default what
 /// the machine has. This raises the limit to what the largest pool asks for, so that a pool of more
@@ -65,29 +96,26 @@ class TbbThreadPool final : public ThreadPool {
     if (count <= 0) {
       return;
     }
-    char started = 0;
-    char finished = 0;
-    happens_before(&started);
     arena_.execute([&] {
       // Tasks are coarse and unequal, so each index is stolen on its own.
       tbb::parallel_for(
           tbb::blocked_range<std::int64_t>(0, count, 1),
           [&](const tbb::blocked_range<std::int64_t>& range) {
-            happens_after(&started);
             const int worker = tbb::this_task_arena::current_thread_index();
             for (std::int64_t i = range.begin(); i != range.end(); ++i) {
               task(i, worker);
             }
-            happens_before(&finished);
           },
           tbb::simple_partitioner());
     });
-    happens_after(&finished);
   }
 
  private:
   tbb::task_arena arena_;
 };
+using DefaultThreadPool = TbbThreadPool;
+
+#endif
 
 }  // namespace
 
@@ -96,8 +124,8 @@ ThreadPool::~ThreadPool() = default;
 std::shared_ptr<ThreadPool> make_thread_pool(int num_threads) {
   check(num_threads >= 0, "num_threads is {}, it must be >= 1, or 0 for all the machine has",
         num_threads);
-  return std::make_shared<TbbThreadPool>(num_threads > 0 ? num_threads
-                                                         : tbb::this_task_arena::max_concurrency());
+  return std::make_shared<DefaultThreadPool>(
+      num_threads > 0 ? num_threads : tbb::this_task_arena::max_concurrency());
 }
 
 ThreadPool& default_thread_pool() {

@@ -284,25 +284,13 @@ struct CpuAttention {
   /// The capabilities say it all.
   static std::vector<std::string> validate(const SelectorConfig& /*config*/) { return {}; }
 
-  /// [num_blocks, 2, block_size, num_kv_heads, head_size]. Where values have a head size of their
-  /// own, keys and values lie side by side: [num_blocks, num_kv_heads, block_size, head_size +
-  /// head_size_v].
   static KVCacheLayout kv_cache_layout(const KVCacheSpec& spec, std::int64_t num_blocks,
                                        KVCacheOrder order) {
-    const bool nhd = order == KVCacheOrder::nhd;
-    if (is_packed(spec)) {
-      return {{num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size + spec.head_size_v},
-              nhd ? std::vector<int>{0, 2, 1, 3} : std::vector<int>{0, 1, 2, 3},
-              spec.dtype};
-    }
-    return {{num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_size},
-            nhd ? std::vector<int>{0, 1, 2, 3, 4} : std::vector<int>{0, 1, 3, 2, 4},
-            spec.dtype};
+    return KVCacheLayout::flash(spec, num_blocks, order);
   }
 
   static KVCacheView kv_cache_view(const TensorView& cache, const KVCacheSpec& spec) {
-    return is_packed(spec) ? KVCacheView::from_packed(cache, spec.head_size)
-                           : KVCacheView::from_blocks_first(cache);
+    return KVCacheView::flash(cache, spec);
   }
 
   static std::unique_ptr<AttentionMetadataBuilder> make_builder(const BuilderConfig& config) {
@@ -323,17 +311,10 @@ struct CpuAttention {
                                 const AttentionPart& b, const ExecutionContext& context) {
     cpu::merge_attn_states(result, a, b, context);
   }
-
- private:
-  static bool is_packed(const KVCacheSpec& spec) {
-    return spec.head_size_v != 0 && spec.head_size_v != spec.head_size;
-  }
 };
 
 }  // namespace
 
-AttentionBackendPtr make_cpu_attn_backend() {
-  return make_backend<CpuAttention>();
-}
+AttentionBackendPtr make_cpu_attn_backend() { return make_backend<CpuAttention>(); }
 
 }  // namespace foveal

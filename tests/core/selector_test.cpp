@@ -308,7 +308,7 @@ TEST_F(Selector, KernelBlockSizes) {
 
 TEST(BuiltInBackends, AreListedWithTheOracleByNameOnly) {
   BackendRegistry& registry = BackendRegistry::global();
-  EXPECT_EQ(registry.entries().front().id, "CPU_ATTN");
+  EXPECT_TRUE(registry.contains("CPU_ATTN"));
   SelectorConfig config;
   config.head_size = 64;
   EXPECT_EQ(select_backend(config)->name(), "CPU_ATTN");

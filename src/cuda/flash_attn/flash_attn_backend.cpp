@@ -56,25 +56,13 @@ struct FlashAttn {
     return {};
   }
 
-  /// [num_blocks, 2, block_size, num_kv_heads, head_size]; where keys and values differ in size,
-  /// side by side in [num_blocks, num_kv_heads, block_size, head_size + head_size_v].
   static KVCacheLayout kv_cache_layout(const KVCacheSpec& spec, std::int64_t num_blocks,
                                        KVCacheOrder order) {
-    const bool nhd = order == KVCacheOrder::nhd;
-    if (differ(spec)) {
-      return {.shape = {num_blocks, spec.num_kv_heads, spec.block_size,
-                        spec.head_size + spec.head_size_v},
-              .stride_order = nhd ? std::vector<int>{0, 2, 1, 3} : std::vector<int>{0, 1, 2, 3},
-              .dtype = spec.dtype};
-    }
-    return {.shape = {num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_size},
-            .stride_order = nhd ? std::vector<int>{0, 1, 2, 3, 4} : std::vector<int>{0, 1, 3, 2, 4},
-            .dtype = spec.dtype};
+    return KVCacheLayout::flash(spec, num_blocks, order);
   }
 
   static KVCacheView kv_cache_view(const TensorView& cache, const KVCacheSpec& spec) {
-    return differ(spec) ? KVCacheView::from_packed(cache, spec.head_size)
-                        : KVCacheView::from_blocks_first(cache);
+    return KVCacheView::flash(cache, spec);
   }
 
   static std::unique_ptr<AttentionMetadataBuilder> make_builder(const BuilderConfig& config) {
@@ -94,11 +82,6 @@ struct FlashAttn {
   static void merge_attn_states(const AttentionPart& result, const AttentionPart& a,
                                 const AttentionPart& b, const ExecutionContext& context) {
     flash_attn::merge_attn_states(result, a, b, nullptr, context);
-  }
-
- private:
-  static bool differ(const KVCacheSpec& spec) {
-    return spec.head_size_v != 0 && spec.head_size_v != spec.head_size;
   }
 };
 
