@@ -190,11 +190,11 @@ TEST(CpuRows, RowsOfAnySizeStayInside) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2}) {
       for (std::size_t size = 0; size < 70; ++size) {
         std::vector<float> row(size + 1, 0.5F);
-        std::vector<std::uint8_t> stored((size + 1) * static_cast<std::size_t>(size_of(dtype)),
+        std::vector<std::uint8_t> stored((size + 2) * static_cast<std::size_t>(size_of(dtype)),
                                          0xAB);
-        cpu::row_from_float(dtype, row.data(), 2.0F, stored.data() + size_of(dtype) / 2, size);
+        cpu::row_from_float(dtype, row.data(), 2.0F, stored.data() + size_of(dtype), size);
         std::vector<float> back(size + 1, 7.0F);
-        cpu::row_to_float(dtype, stored.data() + size_of(dtype) / 2, back.data(), size);
+        cpu::row_to_float(dtype, stored.data() + size_of(dtype), back.data(), size);
         for (std::size_t i = 0; i < size; ++i) {
           ASSERT_EQ(back[i], 0.25F) << target;
         }
