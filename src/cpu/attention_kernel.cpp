@@ -530,7 +530,8 @@ void write_rows(const AttentionCall& call, const Tile& tile) {
 void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t kv_head,
                    float* scratch) {
   Tile tile(call, item, kv_head, scratch);
-  // Dot products add in another order, which a batch-invariant row must not depend on.
+  // Dot products are faster up to half a vector of rows (measured for 4 and 8 rows of heads of 128).
+  // They add in another order, which a batch-invariant row must not depend on.
   const bool rows_on_lanes =
       call.batch_invariant || item.num_rows * 2 > static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   load_query(call, tile, rows_on_lanes);
