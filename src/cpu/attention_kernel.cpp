@@ -12,281 +12,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention_kernel.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
+#include "cpu/multiply-inl.h"
 #include "cpu/row_ops-inl.h"
+#include "cpu/tile-inl.h"
 #include "cpu/vector_math-inl.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foveal {
 namespace HWY_NAMESPACE {
 
-using cpu::AttentionCall;
-using cpu::kTileKeys;
-using cpu::kTileRows;
-using cpu::WorkItem;
-
-inline constexpr std::int64_t kCacheLine = 64;
-inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-/// Rows are multiplied four at a time, and rows on lanes are whole vectors of them.
-HWY_INLINE std::int64_t pad_rows(std::int64_t rows) {
-  const std::int64_t multiple =
-      std::max<std::int64_t>(4, static_cast<std::int64_t>(hn::Lanes(FloatTag())));
-  return (rows + multiple - 1) / multiple * multiple;
-}
-
-/// One tile's scratch, and where it is in the keys.
-struct Tile {
-  Tile(const AttentionCall& call, const WorkItem& work, std::int64_t head, float* scratch)
-      : item(work),
-        kv_head(head),
-        row_stride(pad_rows(work.num_rows)),
-        key_stride(cpu::padded_size(call.head_size)),
-        value_stride(cpu::padded_size(call.head_size_v)) {
-    const auto take = [&scratch](std::int64_t floats) {
-      float* taken = scratch;
-      scratch += floats;
-      return taken;
-    };
-    query = take(kTileRows * key_stride);
-    query_columns = take(call.head_size * kTileRows);
-    keys = values = take(kTileKeys * std::max(key_stride, value_stride));
-    scores = take(kTileKeys * kTileRows);
-    output = take(kTileRows * value_stride);
-    max = take(kTileRows);
-    sum = take(kTileRows);
-    correction = take(kTileRows);
-    slope = take(kTileRows);
-    position = reinterpret_cast<std::int32_t*>(take(kTileRows));
-    visible_begin = reinterpret_cast<std::int32_t*>(take(kTileRows));
-    visible_end = reinterpret_cast<std::int32_t*>(take(kTileRows));
-  }
-
-  std::int64_t query_head(const AttentionCall& call, std::int64_t row) const {
-    return kv_head * call.group_size + (item.first_row + row) % call.group_size;
-  }
-  /// Of the item's tokens.
-  std::int64_t token(const AttentionCall& call, std::int64_t row) const {
-    return (item.first_row + row) / call.group_size;
-  }
-
-  const WorkItem& item;
-  std::int64_t kv_head;
-  std::int64_t row_stride;  ///< Rows, padded.
-  std::int64_t key_stride;
-  std::int64_t value_stride;
-
-  float* query;          ///< [row][key_stride], scaled
-  float* query_columns;  ///< [head_size][row_stride], scaled
-  float* keys;           ///< [key][key_stride]
-  float* values;         ///< [key][value_stride], in the place of the keys: one tile fits an L1
-  float* scores;         ///< [key][row_stride]; after the softmax, the weights
-  float* output;         ///< [row][value_stride], not normalised
-  // One number a row:
-  float* max;
-  float* sum;
-  float* correction;  ///< What sum and output so far are multiplied by.
-  float* slope;
-  std::int32_t* position;
-  std::int32_t* visible_begin;
-  std::int32_t* visible_end;
-
-  std::int64_t first_key = 0;
-  std::int64_t num_keys = 0;
-};
-
-// ---- load
-// ----------------------------------------------------------------------------------------
-
-void zero_padding(float* rows, std::int64_t num_rows, std::int64_t size, std::int64_t stride) {
-  for (std::int64_t row = 0; row < num_rows && size < stride; ++row) {
-    std::fill(rows + row * stride + size, rows + (row + 1) * stride, 0.0F);
-  }
-}
-
-/// Scaled queries, and with rows on lanes their transpose, where rows of padding are 0.
-void load_query(const AttentionCall& call, const Tile& tile, bool rows_on_lanes) {
-  const FloatTag d;
-  for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-    const std::byte* source =
-        call.query.row(tile.item.first_token + tile.token(call, row), tile.query_head(call, row));
-    float* target = tile.query + row * tile.key_stride;
-    load_row(call.query.dtype, source, target, static_cast<std::size_t>(call.head_size));
-    for (std::int64_t i = 0; i < tile.key_stride; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-      hn::Store(hn::Mul(hn::Load(d, target + i), hn::Set(d, call.scale)), d, target + i);
-    }
-  }
-  zero_padding(tile.query, tile.item.num_rows, call.head_size, tile.key_stride);
-  if (!rows_on_lanes) {
-    return;
-  }
-  for (std::int64_t i = 0; i < call.head_size; ++i) {
-    float* column = tile.query_columns + i * tile.row_stride;
-    for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-      column[row] = tile.query[row * tile.key_stride + i];
-    }
-    std::fill(column + tile.item.num_rows, column + tile.row_stride, 0.0F);
-  }
-}
-
-void start_rows(const AttentionCall& call, const Tile& tile) {
-  for (std::int64_t row = 0; row < tile.row_stride; ++row) {
-    tile.max[row] = kMinusInfinity;
-    tile.sum[row] = 0.0F;
-    tile.slope[row] = 0.0F;
-    tile.position[row] = 0;
-    tile.visible_begin[row] = 0;
-    tile.visible_end[row] = 0;
-  }
-  for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-    const std::int64_t position = tile.item.first_position + tile.token(call, row);
-    const cpu::KeyRange visible =
-        tile.item.unmasked ? tile.item.keys : call.mask.visible(tile.item.seq_len, position);
-    tile.position[row] = static_cast<std::int32_t>(position);
-    tile.visible_begin[row] = static_cast<std::int32_t>(visible.begin);
-    tile.visible_end[row] = static_cast<std::int32_t>(visible.end);
-    if (call.alibi_slopes != nullptr) {
-      tile.slope[row] = call.alibi_slopes[tile.query_head(call, row)];
-    }
-  }
-  std::fill(tile.output, tile.output + tile.row_stride * tile.value_stride, 0.0F);
-}
-
-/// The keys from `first` on that share a tile with it, up to the item's last.
-HWY_INLINE std::int64_t keys_in_tile(const WorkItem& item, std::int64_t first) {
-  return std::min(item.keys.end, (first / kTileKeys + 1) * kTileKeys) - first;
-}
-
-/// Where the rows of `count` keys (or values) from position `first` on are.
-void find_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
-                 std::int64_t first, std::int64_t count, const std::byte** rows) {
-  std::int64_t key = 0;
-  while (key < count) {
-    const cpu::TokenRun run = call.index.find(tile.item.request, first + key);
-    const std::byte* source = tokens.data + run.block * tokens.block_stride +
-                              run.token * tokens.token_stride + tile.kv_head * tokens.head_stride;
-    const std::int64_t end = std::min(count, key + run.count);
-    for (; key < end; ++key, source += tokens.token_stride) {
-      rows[key] = source;
-    }
-  }
-}
-
-/// The tile's keys or values as float32. Between them the memory begins to fetch those of the next
-/// tile: pages and strides between heads leave hardware prefetchers nothing to follow.
-void load_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
-                 std::int64_t size, float* target, std::int64_t stride) {
-  const std::byte* rows[kTileKeys];
-  const std::byte* next_rows[kTileKeys];
-  const std::int64_t next = tile.first_key + tile.num_keys;
-  const std::int64_t num_next = next < tile.item.keys.end ? keys_in_tile(tile.item, next) : 0;
-  find_tokens(call, tile, tokens, tile.first_key, tile.num_keys, rows);
-  find_tokens(call, tile, tokens, next, num_next, next_rows);
-  const std::int64_t row_bytes = size * size_of(tokens.dtype);
-  for (std::int64_t key = 0; key < tile.num_keys; ++key) {
-    for (std::int64_t i = 0; key < num_next && i < row_bytes; i += kCacheLine) {
-      hwy::Prefetch(next_rows[key] + i);
-    }
-    load_row(tokens.dtype, rows[key], target + key * stride, static_cast<std::size_t>(size));
-  }
-  zero_padding(target, tile.num_keys, size, stride);
-}
-
-// ---- product
-// -------------------------------------------------------------------------------------
-
-/// c[i][j] = c_scale[i] · c[i][j] + Σ_t a[i·a_row + t·a_step] · b[t·b_stride + j] for four rows i
-/// and kVectors vectors of columns j; without c_scale c starts from 0. The terms are added in the
-/// order of t, each rounded once where there is an FMA, whatever the block's shape.
-template <int kVectors>
-HWY_INLINE void multiply_block(const float* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_step,
-                               const float* HWY_RESTRICT b, std::int64_t b_stride,
-                               std::int64_t depth, const float* HWY_RESTRICT c_scale,
-                               float* HWY_RESTRICT c, std::int64_t c_stride) {
-  const FloatTag d;
-  using V = hn::Vec<FloatTag>;
-  const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto start = [&](std::int64_t i, std::int64_t j) HWY_ATTR {
-    if (c_scale == nullptr || j >= kVectors) {
-      return hn::Zero(d);
-    }
-    return hn::Mul(hn::Set(d, c_scale[i]), hn::Load(d, c + i * c_stride + j * n));
-  };
-  V c00 = start(0, 0), c01 = start(0, 1), c02 = start(0, 2), c03 = start(0, 3);
-  V c10 = start(1, 0), c11 = start(1, 1), c12 = start(1, 2), c13 = start(1, 3);
-  V c20 = start(2, 0), c21 = start(2, 1), c22 = start(2, 2), c23 = start(2, 3);
-  V c30 = start(3, 0), c31 = start(3, 1), c32 = start(3, 2), c33 = start(3, 3);
-
-  for (std::int64_t t = 0; t < depth; ++t, a += a_step, b += b_stride) {
-    const V b0 = hn::Load(d, b);
-    const V b1 = kVectors > 1 ? hn::Load(d, b + n) : b0;
-    const V b2 = kVectors > 2 ? hn::Load(d, b + 2 * n) : b0;
-    const V b3 = kVectors > 2 ? hn::Load(d, b + 3 * n) : b0;
-    const auto add_row = [&](std::int64_t i, V& c0, V& c1, V& c2, V& c3) HWY_ATTR {
-      const V ai = hn::Set(d, a[i * a_row]);
-      c0 = hn::MulAdd(ai, b0, c0);
-      if constexpr (kVectors > 1) {
-        c1 = hn::MulAdd(ai, b1, c1);
-      }
-      if constexpr (kVectors > 2) {
-        c2 = hn::MulAdd(ai, b2, c2);
-        c3 = hn::MulAdd(ai, b3, c3);
-      }
-    };
-    add_row(0, c00, c01, c02, c03);
-    add_row(1, c10, c11, c12, c13);
-    add_row(2, c20, c21, c22, c23);
-    add_row(3, c30, c31, c32, c33);
-  }
-
-  const auto finish = [&](std::int64_t i, V c0, V c1, V c2, V c3) HWY_ATTR {
-    float* row = c + i * c_stride;
-    hn::Store(c0, d, row);
-    if constexpr (kVectors > 1) {
-      hn::Store(c1, d, row + n);
-    }
-    if constexpr (kVectors > 2) {
-      hn::Store(c2, d, row + 2 * n);
-      hn::Store(c3, d, row + 3 * n);
-    }
-  };
-  finish(0, c00, c01, c02, c03);
-  finish(1, c10, c11, c12, c13);
-  finish(2, c20, c21, c22, c23);
-  finish(3, c30, c31, c32, c33);
-}
-
-/// The same for `rows` (a multiple of 4, or padded to it) and `columns` (a multiple of a vector).
-void multiply(const float* a, std::int64_t a_row, std::int64_t a_step, const float* b,
-              std::int64_t b_stride, std::int64_t depth, const float* c_scale, float* c,
-              std::int64_t c_stride, std::int64_t rows, std::int64_t columns) {
-  const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
-  // 16 accumulators fit where there are 32 registers, 8 where there are 16.
-  constexpr int kWide = HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3 ? 2 : 4;
-  const auto row_scale = [c_scale](std::int64_t i) {
-    return c_scale == nullptr ? nullptr : c_scale + i;
-  };
-  std::int64_t j = 0;
-  for (; j + kWide * n <= columns; j += kWide * n) {
-    for (std::int64_t i = 0; i < rows; i += 4) {
-      multiply_block<kWide>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, row_scale(i),
-                            c + i * c_stride + j, c_stride);
-    }
-  }
-  for (; j < columns; j += n) {
-    for (std::int64_t i = 0; i < rows; i += 4) {
-      multiply_block<1>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, row_scale(i),
-                        c + i * c_stride + j, c_stride);
-    }
-  }
-}
+// ---- scores ----
 
 /// Scores with rows on lanes. Keys past the last one, up to a multiple of 4, give scores that
 /// nothing reads.
@@ -330,8 +71,7 @@ void score_head_on_lanes(const Tile& tile) {
   }
 }
 
-// ---- mask
-// ----------------------------------------------------------------------------------------
+// ---- mask ----
 
 void soft_cap(const Tile& tile, float cap) {
   const FloatTag d;
@@ -404,8 +144,7 @@ void apply_custom(const AttentionCall& call, const Tile& tile) {
   }
 }
 
-// ---- softmax
-// -------------------------------------------------------------------------------------
+// ---- softmax ----
 
 /// Scores become weights exp(score − max of the row so far); the row's sum is brought up to date,
 /// and `correction` says what earlier weights have to be multiplied by. NaN scores make the sum
@@ -445,8 +184,7 @@ void online_softmax(const Tile& tile) {
   }
 }
 
-// ---- product
-// -------------------------------------------------------------------------------------
+// ---- product ----
 
 /// output = correction · output + weights · values
 void accumulate_values(const Tile& tile) {
@@ -486,8 +224,7 @@ void accumulate_nonzero(const Tile& tile) {
   }
 }
 
-// ---- store
-// ---------------------------------------------------------------------------------------
+// ---- store ----
 
 /// Normalises a row and writes it, with its LSE. The sink is one more term of the denominator.
 void write_row(const AttentionCall& call, std::int64_t token, std::int64_t head,
@@ -524,14 +261,13 @@ void write_rows(const AttentionCall& call, const Tile& tile) {
   }
 }
 
-// ---- the algorithm
-// -------------------------------------------------------------------------------
+// ---- the algorithm ----
 
 void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t kv_head,
                    float* scratch) {
   Tile tile(call, item, kv_head, scratch);
-  // Dot products are faster up to half a vector of rows (measured for 4 and 8 rows of heads of 128).
-  // They add in another order, which a batch-invariant row must not depend on.
+  // Dot products are faster up to half a vector of rows (measured for 4 and 8 rows of heads of
+  // 128). They add in another order, which a batch-invariant row must not depend on.
   const bool rows_on_lanes =
       call.batch_invariant || item.num_rows * 2 > static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   load_query(call, tile, rows_on_lanes);
