@@ -282,34 +282,21 @@ void prefill(bool sweep) {
     const int heads = 2048 / d;
     std::vector<TileConfig> tiles{prefill_tile({d, d, 2, 0, 1}, device_properties(0))};
     if (sweep && d == 64) {
+      tiles.push_back({2, 4, 1, 64, 2, true, 2});
+      tiles.push_back({2, 4, 1, 96, 2, true, 2});
       tiles.push_back({2, 4, 1, 64, 2, false, 2});
       tiles.push_back({2, 4, 1, 64, 2, false, 3});
-      tiles.push_back({2, 4, 1, 64, 3, true, 2});
       tiles.push_back({2, 4, 1, 128, 2, true, 2});
       tiles.push_back({2, 4, 1, 96, 2, true, 2});
-      tiles.push_back({1, 8, 1, 64, 2, true, 2});
-      tiles.push_back({2, 8, 1, 64, 2, true, 1});
-      tiles.push_back({1, 4, 1, 64, 2, true, 4});
-      tiles.push_back({1, 4, 1, 64, 2, true, 3});
-      tiles.push_back({2, 4, 1, 32, 3, true, 3});
     } else if (sweep && d == 128) {
-      tiles.push_back({2, 4, 1, 32, 2, false, 2});
-      tiles.push_back({2, 4, 1, 32, 3, false, 2});
+      tiles.push_back({2, 4, 1, 64, 2, false, 2});
       tiles.push_back({2, 4, 1, 48, 2, false, 2});
-      tiles.push_back({2, 4, 1, 64, 3, false, 1});
-      tiles.push_back({1, 4, 1, 64, 2, false, 2});
-      tiles.push_back({1, 8, 1, 64, 2, false, 2});
-      tiles.push_back({1, 8, 1, 64, 2, true, 1});
+      tiles.push_back({2, 4, 1, 32, 2, false, 2});
       tiles.push_back({2, 8, 1, 64, 2, false, 1});
-      tiles.push_back({1, 4, 1, 64, 2, true, 3});
-      tiles.push_back({1, 4, 1, 128, 2, true, 2});
     } else if (sweep) {
-      tiles.push_back({1, 8, 1, 32, 2, false, 1});
-      tiles.push_back({1, 8, 1, 32, 3, false, 1});
-      tiles.push_back({1, 8, 1, 48, 2, false, 1});
+      tiles.push_back({1, 8, 1, 64, 2, false, 1});
       tiles.push_back({1, 4, 1, 32, 2, false, 2});
-      tiles.push_back({1, 4, 1, 64, 2, false, 1});
-      tiles.push_back({1, 12, 1, 32, 2, false, 1});
+      tiles.push_back({1, 4, 1, 32, 2, false, 2});
     }
     for (const bool causal : {false, true}) {
       report({4, 4096, 4096, heads, heads, d, causal, 0}, tiles, false);

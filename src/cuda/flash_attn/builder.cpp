@@ -81,6 +81,7 @@ AttentionMetadataPtr FlashBuilder::build_for_graph_capture(const CommonAttention
 AttentionMetadataPtr FlashBuilder::do_build(std::int64_t common_prefix_len,
                                             const CommonAttentionMetadata& common,
                                             bool /*fast_build*/) {
+  const ContextGuard guard(config().device.index);
   return plan(common_prefix_len, common, is_capturing(config().stream));
 }
 

@@ -22,8 +22,8 @@ TileConfig shrink_to_fit(TileConfig tile, const HeadShape& head, const DevicePro
       --tile.stages;
     } else if (tile.min_blocks > 1) {
       --tile.min_blocks;
-    } else if (tile.block_n / 2 >= smallest_n) {
-      tile.block_n /= 2;
+    } else if (tile.block_n > smallest_n) {
+      tile.block_n = tile.block_n / 2 / smallest_n * smallest_n;
     } else if (tile.warps_m > 1) {
       tile.warps_m /= 2;
     } else {
@@ -44,6 +44,9 @@ TileConfig prefill_tile(const HeadShape& head, const DeviceProperties& device) {
   TileConfig tile{.row_tiles = 2, .warps_m = 4, .block_n = 64, .stages = 2, .min_blocks = 2};
   if (widest(head) <= 64) {
     tile.query_in_registers = true;
+  } else if (widest(head) <= 128 && head.cache_bytes == 2 &&
+             (head.page_size == 0 || 48 % head.page_size == 0)) {
+    tile.block_n = 48;  // Fewer scores leave registers to load fragments ahead; see performance.md.
   } else if (widest(head) > 128) {
     tile.row_tiles = 1;
     tile.warps_m = 8;

@@ -18,6 +18,10 @@ float score_scale(const AttentionSpec& spec, bool paged) {
   return spec.softmax_scale() * (fp8_keys ? spec.scales.k : 1.0F);
 }
 
+bool same_strides(const CacheView& a, const CacheView& b) {
+  return a.block_stride == b.block_stride && a.token_stride == b.token_stride;
+}
+
 }  // namespace
 
 FlashImpl::FlashImpl(const AttentionSpec& spec) : AttentionImpl(kName, spec) {
@@ -106,6 +110,7 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
     variant.cache_vector_bytes = static_cast<int>(std::min(vector_bytes(key), vector_bytes(value)));
     variant.row_vector_bytes =
         static_cast<int>(std::min(vector_bytes(args.query), vector_bytes(args.output)));
+    variant.joint_addresses &= same_strides(params.key, params.value);
     const Kernel& kernel = forward_kernel(variant, metadata.device);
     const ForwardShape shape = plan.tile.shape(variant.head);
     params.counts = plan.counts;

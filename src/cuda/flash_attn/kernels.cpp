@@ -89,6 +89,7 @@ KernelKey forward_key(const ForwardVariant& v, const std::string& arch) {
       .set("kHeadValues", head_values(v.alibi || v.sinks))
       .set("kCacheVectorBytes", v.cache_vector_bytes)
       .set("kRowVectorBytes", v.row_vector_bytes)
+      .set("kJointAddresses", v.joint_addresses)
       .set("kRowTiles", v.tile.row_tiles)
       .set("kWarpsM", v.tile.warps_m)
       .set("kWarpsN", v.tile.warps_n)
@@ -194,6 +195,7 @@ ForwardVariant forward_variant(const AttentionSpec& spec, bool causal, std::int6
           .soft_cap = spec.logits_soft_cap > 0.0F,
           .sinks = !spec.sinks.empty(),
           .signed_scale = !(spec.softmax_scale() > 0.0F),
+          .joint_addresses = spec.head_size == spec.value_head_size(),
           .tile = tile};
 }
 

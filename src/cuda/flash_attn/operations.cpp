@@ -66,8 +66,8 @@ void reshape_and_cache(const TensorView& key, const TensorView& value, const KVC
   params.slots_in_cache = kv_cache.num_blocks() * kv_cache.block_size();
   params.num_heads = static_cast<int>(key.size(1));
   params.block_size = static_cast<int>(kv_cache.block_size());
-  params.inverse_key_scale = 1.0F / scales.k;
-  params.inverse_value_scale = 1.0F / scales.v;
+  params.key_scale = scales.k;
+  params.value_scale = scales.v;
 
   // As many elements at a time as addresses and sizes allow, 16 bytes of the source at most.
   std::int64_t vector = 16 / size_of(dtype);

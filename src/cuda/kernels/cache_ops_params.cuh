@@ -16,8 +16,8 @@ struct CacheWriteParams {
   long long slots_in_cache;  ///< Slots from here on are skipped: never written outside the cache.
   int num_heads;
   int block_size;
-  float inverse_key_scale;
-  float inverse_value_scale;
+  float key_scale;
+  float value_scale;
 };
 
 struct MergePart {

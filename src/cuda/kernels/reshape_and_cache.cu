@@ -43,8 +43,7 @@ struct Bits<32> {
   };
 };
 
-__device__ __forceinline__ void write_row(Cache* to, const Source* from, int size,
-                                          float inverse_scale) {
+__device__ __forceinline__ void write_row(Cache* to, const Source* from, int size, float scale) {
   using From = Bits<kVector* static_cast<int>(sizeof(Source))>::type;
   using To = Bits<kVector* static_cast<int>(sizeof(Cache))>::type;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -56,8 +55,8 @@ __device__ __forceinline__ void write_row(Cache* to, const Source* from, int siz
     } else {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
-        reinterpret_cast<Cache*>(&out)[e] = ptx::from_float<Cache>(
-            ptx::to_float(reinterpret_cast<const Source*>(&in)[e]) * inverse_scale);
+        reinterpret_cast<Cache*>(&out)[e] =
+            ptx::from_float<Cache>(ptx::to_float(reinterpret_cast<const Source*>(&in)[e]) / scale);
       }
     }
     *reinterpret_cast<To*>(to + i) = out;
@@ -81,11 +80,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   write_row(static_cast<Cache*>(p.key_cache) + block * p.key_block + token * p.key_token +
                 head * p.key_cache_head,
             static_cast<const Source*>(p.key) + row * p.key_row + head * p.key_head, kHeadSize,
-            p.inverse_key_scale);
+            p.key_scale);
   write_row(static_cast<Cache*>(p.value_cache) + block * p.value_block + token * p.value_token +
                 head * p.value_cache_head,
             static_cast<const Source*>(p.value) + row * p.value_row + head * p.value_head,
-            kHeadSizeV, p.inverse_value_scale);
+            kHeadSizeV, p.value_scale);
 }
 
 }  // namespace cache_ops

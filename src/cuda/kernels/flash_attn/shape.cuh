@@ -27,7 +27,7 @@ struct ForwardShape {
   }
   /// Numbers of the blocks of so many tiles are held: of those whose keys are asked for next, and
   /// of those asked for at the same time.
-  constexpr int page_ring() const { return 2 * (stages - 1); }
+  constexpr int page_ring() const { return stages > 2 ? 2 * (stages - 1) : 4; }
   /// Tiles begin at multiples of block_n, so they then begin with a block or inside one.
   constexpr bool pages_aligned() const {
     return page_size != 0 && (page_size % block_n == 0 || block_n % page_size == 0);

@@ -15,6 +15,7 @@
 #include "flash_attn/softmax.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/load.cuh"
 #include "ptx/mma.cuh"
 #include "tile/copy.cuh"
 #include "tile/types.cuh"
@@ -41,6 +42,8 @@ constexpr int kHeadPad = kShape.head_pad();
 constexpr int kHeadPadV = kShape.head_pad_v();
 constexpr int kPages = kShape.pages_per_tile();
 constexpr int kPageRing = kShape.page_ring();
+// Numbers of blocks are asked for so many tiles before the keys.
+constexpr int kPageLead = kStages - 1;
 constexpr int kPageTokens = kPages > 0 ? kPageSize : 1;
 constexpr int kThreads = kShape.threads();
 constexpr int kBlockM = kShape.block_m();
@@ -92,6 +95,23 @@ struct Rows {
     return kRightBound ? min(seq_len, position(row) + window_right + 1) : seq_len;
   }
 };
+
+__device__ __forceinline__ WorkItem load_item(const ForwardParams& p) {
+  const auto* source = reinterpret_cast<const int4*>(p.items + blockIdx.x);
+  const int4 a = ptx::load_global(source);
+  const int4 b = ptx::load_global(source + 1);
+  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+__device__ __forceinline__ Rows rows_of(const WorkItem& item, const ForwardParams& p) {
+  return {.first = item.first_row,
+          .count = min(kBlockM, item.query_len * kGroup - item.first_row),
+          .positions = item.seq_len - item.query_len,
+          .seq_len = item.seq_len,
+          .window_left = p.window_left,
+          .window_right = p.window_right,
+          .key_begin = p.key_begin};
+}
 
 struct State {
   float output[kRowTiles][kValueTiles][4];
@@ -145,10 +165,10 @@ __device__ __forceinline__ void widen_tile(unsigned char* wide, const unsigned c
   }
 }
 
-/// scores = query · keysᵀ of this warp.
-__device__ __forceinline__ void product_with_keys(float (&scores)[kRowTiles][kKeyTiles][4],
-                                                  const unsigned (&query)[kRowTiles][kKSteps][4],
-                                                  unsigned query_address, unsigned key_address) {
+using Scores = float[kRowTiles][kKeyTiles][4];
+using Query16 = unsigned[kRowTiles][kKSteps][4];
+
+__device__ __forceinline__ void clear(Scores& scores) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -159,36 +179,38 @@ __device__ __forceinline__ void product_with_keys(float (&scores)[kRowTiles][kKe
       }
     }
   }
+}
+
+/// scores += query · keysᵀ over 16 elements of the head.
+__device__ __forceinline__ void product_with_keys(Scores& scores, const Query16& query,
+                                                  unsigned query_address, unsigned key_address,
+                                                  int k) {
+  unsigned a[kRowTiles][4];
 #pragma unroll
-  for (int k = 0; k < kKSteps; ++k) {
-    unsigned a[kRowTiles][4];
+  for (int m = 0; m < kRowTiles; ++m) {
+    if constexpr (kQueryInRegisters) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        a[m][e] = query[m][k][e];
+      }
+    } else {
+      ptx::ldmatrix_x4(a[m], query_address + m * 16 * kQueryPitch + k * 32);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; n += 2) {
+    unsigned b[4];
+    ptx::ldmatrix_x4(b, key_address + n * 8 * kQueryPitch + k * 32);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      if constexpr (kQueryInRegisters) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          a[m][e] = query[m][k][e];
-        }
-      } else {
-        ptx::ldmatrix_x4(a[m], query_address + m * 16 * kQueryPitch + k * 32);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; n += 2) {
-      unsigned b[4];
-      ptx::ldmatrix_x4(b, key_address + n * 8 * kQueryPitch + k * 32);
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        ptx::mma_m16n8k16<Query>(scores[m][n], a[m], b[0], b[1]);
-        ptx::mma_m16n8k16<Query>(scores[m][n + 1], a[m], b[2], b[3]);
-      }
+      ptx::mma_m16n8k16<Query>(scores[m][n], a[m], b[0], b[1]);
+      ptx::mma_m16n8k16<Query>(scores[m][n + 1], a[m], b[2], b[3]);
     }
   }
 }
 
 /// Scale, soft cap and ALiBi, to scores in base 2.
-__device__ __forceinline__ void transform_scores(float (&scores)[kRowTiles][kKeyTiles][4],
-                                                 const ForwardParams& p,
+__device__ __forceinline__ void transform_scores(Scores& scores, const ForwardParams& p,
                                                  const float (&slopes)[kRows], const Rows& rows,
                                                  int row, int key) {
 #pragma unroll
@@ -212,8 +234,7 @@ __device__ __forceinline__ void transform_scores(float (&scores)[kRowTiles][kKey
 }
 
 /// Keys that a row does not see score −inf: chosen, never computed, whatever the score was.
-__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles][4],
-                                            const Rows& rows, int row, int key) {
+__device__ __forceinline__ void mask_scores(Scores& scores, const Rows& rows, int row, int key) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int low = rows.low(row + thread_row(i)) - key;
@@ -231,9 +252,8 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
 }
 
 /// Raises the rows' maxima where a score exceeds them by more than the slack.
-__device__ __forceinline__ void raise_maxima(State& state,
-                                             const float (&scores)[kRowTiles][kKeyTiles][4],
-                                             float slack, float scale) {
+__device__ __forceinline__ void raise_maxima(State& state, const Scores& scores, float slack,
+                                             float scale) {
   float seen[kRows];
   bool grown = false;
 #pragma unroll
@@ -263,42 +283,47 @@ __device__ __forceinline__ void raise_maxima(State& state,
   }
 }
 
-/// p = 2^(score − maximum), sum += p, output += p · values. Exponentials of 16 keys at a time, so
-/// that they run beside the products of the 16 before.
-__device__ __forceinline__ void product_with_values(State& state,
-                                                    float (&scores)[kRowTiles][kKeyTiles][4],
-                                                    float scale, unsigned value_address) {
+/// p = 2^(score − maximum), as the A operand of the product with the values.
+struct Weights {
+  static constexpr int kCount = kKeyTiles / 2 * kRowTiles * 4;
+  unsigned packed[kKeyTiles / 2][kRowTiles][4];
   float offset[kRows];
+
+  __device__ __forceinline__ Weights(const State& state, float scale) {
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    // A row that has seen nothing yet: its scores are −inf, and so are they against any finite
-    // offset.
-    offset[i] = state.maximum[i] == -kInfinity ? 0.0F : -state.maximum[i] * scale;
+    for (int i = 0; i < kRows; ++i) {
+      // A row that has seen nothing yet: its scores are −inf, and so are they against any finite
+      // offset.
+      offset[i] = state.maximum[i] == -kInfinity ? 0.0F : -state.maximum[i] * scale;
+    }
   }
+
+  /// Two exponentials; `number` counts the registers of `packed`.
+  __device__ __forceinline__ void compute(int number, State& state, const Scores& scores,
+                                          float scale) {
+    const int k = number / (kRowTiles * 4);
+    const int m = number / 4 % kRowTiles;
+    const int e = number % 4;
+    const int i = 2 * m + e % 2;
+    const float(&source)[4] = scores[m][2 * k + e / 2];
+    const float p0 = ptx::exp2_approx(fmaf(source[e % 2 * 2], scale, offset[i]));
+    const float p1 = ptx::exp2_approx(fmaf(source[e % 2 * 2 + 1], scale, offset[i]));
+    state.sum[i] += p0 + p1;
+    packed[k][m][e] = ptx::pack<Query>(p0, p1);
+  }
+};
+
+/// output += p · values of 16 keys.
+__device__ __forceinline__ void product_with_values(State& state, const Weights& weights,
+                                                    unsigned value_address, int k) {
 #pragma unroll
-  for (int k = 0; k < kKeyTiles / 2; ++k) {
-    unsigned a[kRowTiles][4];
+  for (int n = 0; n < kValueTiles; n += 2) {
+    unsigned b[4];
+    ptx::ldmatrix_x4_trans(b, value_address + k * 16 * kOutputPitch + n * 16);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int i = 2 * m + e % 2;
-        const float(&source)[4] = scores[m][2 * k + e / 2];
-        const float p0 = ptx::exp2_approx(fmaf(source[e % 2 * 2], scale, offset[i]));
-        const float p1 = ptx::exp2_approx(fmaf(source[e % 2 * 2 + 1], scale, offset[i]));
-        state.sum[i] += p0 + p1;
-        a[m][e] = ptx::pack<Query>(p0, p1);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kValueTiles; n += 2) {
-      unsigned b[4];
-      ptx::ldmatrix_x4_trans(b, value_address + k * 16 * kOutputPitch + n * 16);
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        ptx::mma_m16n8k16<Query>(state.output[m][n], a[m], b[0], b[1]);
-        ptx::mma_m16n8k16<Query>(state.output[m][n + 1], a[m], b[2], b[3]);
-      }
+      ptx::mma_m16n8k16<Query>(state.output[m][n], weights.packed[k][m], b[0], b[1]);
+      ptx::mma_m16n8k16<Query>(state.output[m][n + 1], weights.packed[k][m], b[2], b[3]);
     }
   }
 }
@@ -355,8 +380,8 @@ __device__ __forceinline__ void store_chunk(Query* row, const unsigned char* sou
 
 /// Output of warps that had all keys of their rows: through the query's shared memory, whose rows
 /// each warp has to itself, to stores of 16 bytes.
-__device__ __forceinline__ void store_rows(const State& state, const float (&sinks)[kRows],
-                                           float scale, const ForwardParams& p,
+__device__ __forceinline__ void store_rows(const State& state, float scale, const ForwardParams& p,
+                                           const HeadValues<kHeadValues>& heads,
                                            const WorkItem& item, const Rows& rows, int kv_head,
                                            int warp_row, unsigned char* tile_o) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -364,7 +389,8 @@ __device__ __forceinline__ void store_rows(const State& state, const float (&sin
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int row = warp_row + thread_row(i) + lane / 4;
-    RowEnd end = finish_row(state.maximum[i] * scale, quad_sum(state.sum[i]), sinks[i], partial);
+    const float sink = kSinks ? heads.sink[kv_head * kGroup + (rows.first + row) % kGroup] : 0.0F;
+    RowEnd end = finish_row(state.maximum[i] * scale, quad_sum(state.sum[i]), sink, partial);
     end.factor *= p.value_scale;
     Destination to{};
     if (row < rows.count) {
@@ -475,22 +501,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     flash_forward(const __grid_constant__ ForwardParams p,
                   const __grid_constant__ HeadValues<kHeadValues> heads) {
   extern __shared__ __align__(128) unsigned char shared[];
+  const WorkItem item = load_item(p);  // Under way beside the count; the list is long enough.
   if (static_cast<int>(blockIdx.x) >= p.counts->items) {
     return;
   }
-  const WorkItem item = p.items[blockIdx.x];
   const int kv_head = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp_n = thread / 32 % kWarpsN;
   const int warp_row = thread / 32 / kWarpsN * 16 * kRowTiles;
-  const Rows rows{.first = item.first_row,
-                  .count = min(kBlockM, item.query_len * kGroup - item.first_row),
-                  .positions = item.seq_len - item.query_len,
-                  .seq_len = item.seq_len,
-                  .window_left = p.window_left,
-                  .window_right = p.window_right,
-                  .key_begin = p.key_begin};
+  const Rows rows = rows_of(item, p);
   const int last = rows.count - 1;
   const int low = rows.low(0);  // Keys that any row of the tile sees…
   const int high = rows.high(last);
@@ -513,7 +533,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
                            p.value.token_stride * static_cast<int>(sizeof(Cache)));
   auto* page_ids = reinterpret_cast<int*>(shared + kLayout.page_ids);
 
-  // The numbers of a tile's blocks come kStages − 1 tiles ahead of its keys, in the same pipeline.
+  // The numbers of a tile's blocks come in the same pipeline, some tiles ahead of its keys.
   const auto load_pages = [&](int tile) {
     if constexpr (kPages > 0) {
       if (thread < kPages && tile < item.tile_end) {
@@ -532,23 +552,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     if (tile < item.tile_end) {
       unsigned char* stage = shared + kLayout.stages + tile % kStages * kLayout.stage_bytes;
       const int* pages = page_ids + tile % kPageRing * kPages;
-      keys.load(stage, pages, tile * kBlockN, low, high);
-      values.load(stage + kLayout.key_bytes, pages, tile * kBlockN, low, high);
+      if constexpr (kJointAddresses) {
+        keys.load_both(stage, stage + kLayout.key_bytes, values.base - keys.base, pages,
+                       tile * kBlockN, low, high);
+      } else {
+        keys.load(stage, pages, tile * kBlockN, low, high);
+        values.load(stage + kLayout.key_bytes, pages, tile * kBlockN, low, high);
+      }
     }
   };
 
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
+  for (int s = 0; s < kPageLead; ++s) {
     load_pages(item.tile_begin + s);
   }
-  load_query(shared + kLayout.query, p, item, rows, kv_head);
-  ptx::cp_async_commit();
-  ptx::cp_async_wait<0>();
-  __syncthreads();
+  if constexpr (kPages > 0) {
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+  if (item.tile_begin < item.tile_end) {  // Else nothing may still arrive where the output goes.
+    load_query(shared + kLayout.query, p, item, rows, kv_head);
+  }
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
     load_tile(item.tile_begin + s);
-    load_pages(item.tile_begin + s + kStages - 1);
+    load_pages(item.tile_begin + s + kPageLead);
     ptx::cp_async_commit();
   }
 
@@ -559,23 +588,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       (warp_n * kWarpKeys + lane / 16 * 8 + lane % 8) * kQueryPitch + lane / 8 % 2 * 16;
   const int value_offset = (warp_n * kWarpKeys + lane % 16) * kOutputPitch + lane / 16 * 16;
   unsigned query[kRowTiles][kKSteps][4];
-  if constexpr (kQueryInRegisters) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int k = 0; k < kKSteps; ++k) {
-        ptx::ldmatrix_x4(query[m][k], query_address + m * 16 * kQueryPitch + k * 32);
-      }
-    }
-  }
 
   float slopes[kRows];
-  float sinks[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int head = kv_head * kGroup + (rows.first + warp_row + thread_row(i) + lane / 4) % kGroup;
     slopes[i] = kAlibi ? heads.alibi_slope[head] : 0.0F;
-    sinks[i] = kSinks ? heads.sink[head] : 0.0F;
   }
   const float scale = kTransform ? 1.0F : p.scale;
   const float slack = kTransform ? kSlack : kSlack * p.inverse_scale;
@@ -592,16 +610,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     }
   }
 
+  if constexpr (kQueryInRegisters) {
+    ptx::cp_async_wait<kStages - 2>();
+    __syncthreads();  // The query came with the first tile.
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int k = 0; k < kKSteps; ++k) {
+        ptx::ldmatrix_x4(query[m][k], query_address + m * 16 * kQueryPitch + k * 32);
+      }
+    }
+  }
+
+  const int row = warp_row + lane / 4;
+  /// Everything between the scores of a step's keys, the first of which is `first`, and their
+  /// weights.
+  const auto settle = [&](Scores& scores, int first) {
+    const int key = first + warp_n * kWarpKeys + lane % 4 * 2;
+    if constexpr (kTransform) {
+      transform_scores(scores, p, slopes, rows, row, key);
+    }
+    if (first < all_low || first + kBlockN > all_high) {
+      mask_scores(scores, rows, row, key);
+    }
+    raise_maxima(state, scores, slack, scale);
+  };
+
   for (int tile = item.tile_begin; tile < item.tile_end; ++tile) {
     ptx::cp_async_wait<kStages - 2>();
     __syncthreads();  // Everyone's part of this tile has come, and everyone is done with the last.
     load_tile(tile + kStages - 1);
-    load_pages(tile + 2 * (kStages - 1));
+    load_pages(tile + kStages - 1 + kPageLead);
     ptx::cp_async_commit();
 
-    unsigned char* stage = shared + kLayout.stages + tile % kStages * kLayout.stage_bytes;
-    unsigned char* tile_k = stage;
-    unsigned char* tile_v = stage + kLayout.key_bytes;
+    unsigned char* tile_k = shared + kLayout.stages + tile % kStages * kLayout.stage_bytes;
+    unsigned char* tile_v = tile_k + kLayout.key_bytes;
     if constexpr (kFp8) {
       widen_tile<kHeadSize, kHeadPad, kKeyPitch, kQueryPitch>(shared + kLayout.wide_key, tile_k);
       widen_tile<kHeadSizeV, kHeadPadV, kValuePitch, kOutputPitch>(shared + kLayout.wide_value,
@@ -615,26 +658,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       }
     }
 
-    float scores[kRowTiles][kKeyTiles][4];
-    product_with_keys(scores, query, query_address, ptx::shared_address(tile_k) + key_offset);
-    const int row = warp_row + lane / 4;
-    const int key = tile * kBlockN + warp_n * kWarpKeys + lane % 4 * 2;
-    if constexpr (kTransform) {
-      transform_scores(scores, p, slopes, rows, row, key);
+    Scores scores;
+    clear(scores);
+#pragma unroll
+    for (int k = 0; k < kKSteps; ++k) {
+      product_with_keys(scores, query, query_address, ptx::shared_address(tile_k) + key_offset, k);
     }
-    if (tile * kBlockN < all_low || tile * kBlockN + kBlockN > all_high) {
-      mask_scores(scores, rows, row, key);
+    settle(scores, tile * kBlockN);
+    // Exponentials of 16 keys at a time, so that they run beside the products of the 16 before.
+    Weights weights(state, scale);
+#pragma unroll
+    for (int k = 0; k < kKeyTiles / 2; ++k) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles * 4; ++i) {
+        weights.compute(k * kRowTiles * 4 + i, state, scores, scale);
+      }
+      product_with_values(state, weights, ptx::shared_address(tile_v) + value_offset, k);
     }
-    raise_maxima(state, scores, slack, scale);
-    product_with_values(state, scores, scale, ptx::shared_address(tile_v) + value_offset);
   }
 
   ptx::cp_async_wait<0>();
+  // Read again: in the loop above every register counts.
+  const WorkItem done = load_item(p);
+  const Rows ended = rows_of(done, p);
   if constexpr (kWarpsN == 1) {
-    store_rows(state, sinks, scale, p, item, rows, kv_head, warp_row, shared + kLayout.query);
+    store_rows(state, scale, p, heads, done, ended, kv_head, warp_row, shared + kLayout.query);
   } else {
     __syncthreads();
-    merge_and_store(state, scale, p, heads, item, rows, kv_head, warp_row, warp_n,
+    merge_and_store(state, scale, p, heads, done, ended, kv_head, warp_row, warp_n,
                     shared + kLayout.stages);
   }
 }

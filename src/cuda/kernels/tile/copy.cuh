@@ -34,8 +34,6 @@ struct ChunkGrid {
   /// Every pass advances a thread by the same number of rows in the same column.
   static constexpr bool kRegular = kThreads % kChunks == 0;
   static constexpr int kRowStep = kThreads / kChunks;
-  /// Full for kRegular; otherwise columns change from pass to pass.
-  static constexpr bool kBounded = kRegular && kRows % (kRowStep > 0 ? kRowStep : 1) == 0;
 };
 
 /// Keys or values of one head, paged or plain, into tiles in shared memory.
@@ -46,6 +44,10 @@ template <int kRows, int kRowBytes, int kChunks, int kRowPitch, int kThreads, in
           int kPage, bool kAligned>
 struct KeyValueLoader {
   using Grid = ChunkGrid<kRows, kChunks, kThreads>;
+  static constexpr bool kFast = kPage > 0 && kAligned&& Grid::kRegular&& kPage %
+                                                     (Grid::kRegular ? Grid::kRowStep : 1) ==
+                                                 0;
+  static constexpr int kPagesHeld = kFast && kPage < kRows ? kRows / kPage : 1;
 
   const unsigned char* base;  ///< Of the head; plain keys: of the request's first.
   long long block_bytes;
@@ -59,19 +61,45 @@ struct KeyValueLoader {
   /// `pages` names the blocks of the tile.
   __device__ __forceinline__ void load(unsigned char* destination, const int* pages, int first,
                                        int low, int high) const {
-    if (first >= low && first + kRows <= high) {
-      load_checked<false>(destination, pages, first, low, high);
-    } else {
-      load_checked<true>(destination, pages, first, low, high);
-    }
+    load_checked<false>(destination, nullptr, 0, pages, first, low, high);
+  }
+
+  /// Keys, and values that lie `distance` bytes from them throughout: one address serves both.
+  __device__ __forceinline__ void load_both(unsigned char* keys, unsigned char* values,
+                                            long long distance, const int* pages, int first,
+                                            int low, int high) const {
+    load_checked<true>(keys, values, distance, pages, first, low, high);
   }
 
  private:
-  template <bool kCheck>
-  __device__ __forceinline__ void load_checked(unsigned char* destination, const int* pages,
-                                               int first, int low, int high) const {
+  /// Most tiles need no check of their tokens.
+  template <bool kBoth>
+  __device__ __forceinline__ void load_checked(unsigned char* destination, unsigned char* second,
+                                               long long distance, const int* pages, int first,
+                                               int low, int high) const {
+    if (first >= low && first + kRows <= high) {
+      copy<kBoth, false>(destination, second, distance, pages, first, low, high);
+    } else {
+      copy<kBoth, true>(destination, second, distance, pages, first, low, high);
+    }
+  }
+
+  template <bool kBoth, bool kCheck>
+  __device__ __forceinline__ void copy(unsigned char* destination, unsigned char* second,
+                                       long long distance, const int* pages, int first, int low,
+                                       int high) const {
     const int thread = static_cast<int>(threadIdx.x);
-    const unsigned char* tile = base + row_offset(pages, first, 0, 0);
+    // Where each block begins for this thread; read before the copies begin, which wait for no
+    // load.
+    const unsigned char* page_rows[kPagesHeld];
+    if constexpr (kFast) {
+#pragma unroll
+      for (int i = 0; i < kPagesHeld; ++i) {
+        page_rows[i] = base + pages[i] * block_bytes + thread / kChunks * token_bytes;
+      }
+    } else if constexpr (kPage == 0) {
+      page_rows[0] = base + static_cast<long long>(first) * token_bytes;
+    }
 #pragma unroll
     for (int pass = 0; pass < Grid::kPasses; ++pass) {
       int row;
@@ -90,35 +118,37 @@ struct KeyValueLoader {
       const bool valid = !kCheck || (first + row >= low && first + row < high);
       const bool zeros = chunk * 16 >= kRowBytes;
       if constexpr (kPage == 0) {
-        source = tile + row * token_bytes;
-      } else if constexpr (kAligned && Grid::kRegular && kPage % Grid::kRowStep == 0) {
+        source = page_rows[0] + row * token_bytes;
+      } else if constexpr (kFast) {
         // The pass stays inside one block, whose number is known at compile time.
         constexpr int kStep = Grid::kRowStep;
         const int page = kPage < kRows ? pass * kStep / kPage : 0;
         const int offset = kPage < kRows ? pass * kStep % kPage : first % kPage + pass * kStep;
-        source = base + pages[page] * block_bytes + offset * token_bytes +
-                 thread / kChunks * token_bytes;
+        source = page_rows[page] + offset * token_bytes;
       } else {
         source = base + row_offset(pages, first, row, valid ? 1 : 0);
       }
-      load_chunk<kVectorBytes, kRowBytes>(destination + row * kRowPitch + chunk * 16,
-                                          valid && !zeros ? source : base,
-                                          valid && !zeros ? chunk : 0, valid && !zeros);
+      const bool read = valid && !zeros;
+      const int at = row * kRowPitch + chunk * 16;
+      load_chunk<kVectorBytes, kRowBytes>(destination + at, read ? source : base, read ? chunk : 0,
+                                          read);
+      if constexpr (kBoth) {
+        load_chunk<kVectorBytes, kRowBytes>(second + at, read ? source + distance : base,
+                                            read ? chunk : 0, read);
+      }
     }
   }
 
   __device__ __forceinline__ long long row_offset(const int* pages, int first, int row,
                                                   int valid) const {
-    if constexpr (kPage == 0) {
-      return static_cast<long long>(first + row) * token_bytes;
-    } else {
-      if (valid == 0) {
-        return 0;
-      }
-      const int token = first + row;
-      const int page = kAligned ? (kPage < kRows ? row / kPage : 0) : token / kPage - first / kPage;
-      return pages[page] * block_bytes + static_cast<long long>(token % kPage) * token_bytes;
+    if (kPage == 0 || valid == 0) {
+      return 0;
     }
+    constexpr int kTokens = kPage > 0 ? kPage : 1;
+    const int token = first + row;
+    const int page =
+        kAligned ? (kPage < kRows ? row / kTokens : 0) : token / kTokens - first / kTokens;
+    return pages[page] * block_bytes + static_cast<long long>(token % kTokens) * token_bytes;
   }
 };
 
