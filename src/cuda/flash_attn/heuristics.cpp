@@ -44,9 +44,8 @@ TileConfig prefill_tile(const HeadShape& head, const DeviceProperties& device) {
   TileConfig tile{.row_tiles = 2, .warps_m = 4, .block_n = 64, .stages = 2, .min_blocks = 2};
   if (widest(head) <= 64) {
     tile.query_in_registers = true;
-  } else if (widest(head) <= 128 && head.cache_bytes == 2 &&
-             (head.page_size == 0 || 48 % head.page_size == 0)) {
-    tile.block_n = 48;  // Fewer scores leave registers to load fragments ahead; see performance.md.
+  } else if (widest(head) <= 128 && head.cache_bytes == 2) {
+    tile.block_n = 48;  // With 64 the registers do not suffice.
   } else if (widest(head) > 128) {
     tile.row_tiles = 1;
     tile.warps_m = 8;

@@ -46,7 +46,8 @@ struct SharedLayout {
   int stage_bytes;
   int wide_key;  ///< fp8 caches: the tile in use, widened to 16 bits.
   int wide_value;
-  int page_ids;  ///< [page_ring][pages_per_tile]
+  int page_ids;     ///< [page_ring][pages_per_tile]
+  int block_state;  ///< Of the block: BlockState.
   int total;
 };
 
@@ -66,6 +67,8 @@ constexpr SharedLayout shared_layout(const ForwardShape& s) {
     layout.wide_value = end + s.block_n * query_row;
     end = layout.wide_value + s.block_n * output_row;
   }
+  layout.block_state = end;
+  end += 96;
   layout.page_ids = end;
   end += s.page_ring() * s.pages_per_tile() * 4;
   if (s.warps_n > 1) {

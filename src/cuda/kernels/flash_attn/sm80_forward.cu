@@ -50,7 +50,8 @@ constexpr int kBlockM = kShape.block_m();
 constexpr int kWarpKeys = kBlockN / kWarpsN;
 constexpr int kQueryPitch = row_bytes(2 * kHeadPad);
 constexpr int kOutputPitch = row_bytes(2 * kHeadPadV);
-constexpr bool kFp8 = sizeof(Cache) == 1;
+constexpr int kCacheBytes = sizeof(Cache);
+constexpr bool kFp8 = kCacheBytes == 1;
 constexpr int kKeyPitch = kFp8 ? row_bytes(kHeadSize) : kQueryPitch;
 constexpr int kValuePitch = kFp8 ? row_bytes(kHeadSizeV) : kOutputPitch;
 constexpr int kKSteps = kHeadPad / 16;      // Of the product with the keys.
@@ -112,6 +113,17 @@ __device__ __forceinline__ Rows rows_of(const WorkItem& item, const ForwardParam
           .window_right = p.window_right,
           .key_begin = p.key_begin};
 }
+
+/// What the loop over keys must know of its rows.
+struct BlockState {
+  Rows rows;
+  int low, high;          // Keys that any row of the tile sees…
+  int all_low, all_high;  // …and those that all rows see.
+  const int* table;
+  const unsigned char* keys;  // Of the head; plain ones: of the request's first.
+  const unsigned char* values;
+};
+static_assert(sizeof(BlockState) <= 96);
 
 struct State {
   float output[kRowTiles][kValueTiles][4];
@@ -511,26 +523,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const int warp_n = thread / 32 % kWarpsN;
   const int warp_row = thread / 32 / kWarpsN * 16 * kRowTiles;
   const Rows rows = rows_of(item, p);
-  const int last = rows.count - 1;
-  const int low = rows.low(0);  // Keys that any row of the tile sees…
-  const int high = rows.high(last);
-  const int all_low = rows.low(last);  // …and those that all rows see.
-  const int all_high = rows.high(0);
-
-  const long long key_start = kPageSize == 0 ? p.key_start_loc[item.request] : 0;
-  const int* table =
-      kPageSize == 0 ? nullptr
-                     : p.block_table + (p.shared_table != 0 ? 0 : item.request) * p.table_stride;
-  const KeyLoader keys(static_cast<const unsigned char*>(p.key.data) +
-                           (kv_head * p.key.head_stride + key_start * p.key.token_stride) *
-                               static_cast<int>(sizeof(Cache)),
-                       p.key.block_stride * static_cast<int>(sizeof(Cache)),
-                       p.key.token_stride * static_cast<int>(sizeof(Cache)));
-  const ValueLoader values(static_cast<const unsigned char*>(p.value.data) +
-                               (kv_head * p.value.head_stride + key_start * p.value.token_stride) *
-                                   static_cast<int>(sizeof(Cache)),
-                           p.value.block_stride * static_cast<int>(sizeof(Cache)),
-                           p.value.token_stride * static_cast<int>(sizeof(Cache)));
+  // Kept in shared memory: in the loop below every register counts.
+  auto& block = *reinterpret_cast<BlockState*>(shared + kLayout.block_state);
+  if (thread == 0) {
+    const int last = rows.count - 1;
+    const long long key_start = kPageSize == 0 ? p.key_start_loc[item.request] : 0;
+    const int table_row = p.shared_table != 0 ? 0 : item.request;
+    const auto first_of = [&](const CacheView& view) {
+      return static_cast<const unsigned char*>(view.data) +
+             (kv_head * view.head_stride + key_start * view.token_stride) * kCacheBytes;
+    };
+    block = {.rows = rows,
+             .low = rows.low(0),
+             .high = rows.high(last),
+             .all_low = rows.low(last),
+             .all_high = rows.high(0),
+             .table = kPageSize == 0 ? nullptr : p.block_table + table_row * p.table_stride,
+             .keys = first_of(p.key),
+             .values = first_of(p.value)};
+  }
+  __syncthreads();
   auto* page_ids = reinterpret_cast<int*>(shared + kLayout.page_ids);
 
   // The numbers of a tile's blocks come in the same pipeline, some tiles ahead of its keys.
@@ -539,11 +551,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       if (thread < kPages && tile < item.tile_end) {
         const int page = tile * kBlockN / kPageTokens + thread;
         int* id = page_ids + tile % kPageRing * kPages + thread;
-        const bool valid = page * kPageTokens < high;
+        const bool valid = page * kPageTokens < block.high;
         if constexpr (kPagesPerBlock == 1) {
-          ptx::cp_async<4>(ptx::shared_address(id), table + page, valid);
+          ptx::cp_async<4>(ptx::shared_address(id), block.table + page, valid);
         } else {  // The table counts in blocks of the cache manager, each of several pages.
-          *id = valid ? table[page / kPagesPerBlock] * kPagesPerBlock + page % kPagesPerBlock : 0;
+          *id = valid ? block.table[page / kPagesPerBlock] * kPagesPerBlock + page % kPagesPerBlock
+                      : 0;
         }
       }
     }
@@ -552,12 +565,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     if (tile < item.tile_end) {
       unsigned char* stage = shared + kLayout.stages + tile % kStages * kLayout.stage_bytes;
       const int* pages = page_ids + tile % kPageRing * kPages;
+      const KeyLoader keys(block.keys, p.key.block_stride * kCacheBytes,
+                           p.key.token_stride * kCacheBytes);
       if constexpr (kJointAddresses) {
-        keys.load_both(stage, stage + kLayout.key_bytes, values.base - keys.base, pages,
-                       tile * kBlockN, low, high);
+        keys.load_both(stage, stage + kLayout.key_bytes, block.values - block.keys, pages,
+                       tile * kBlockN, block.low, block.high);
       } else {
-        keys.load(stage, pages, tile * kBlockN, low, high);
-        values.load(stage + kLayout.key_bytes, pages, tile * kBlockN, low, high);
+        const ValueLoader values(block.values, p.value.block_stride * kCacheBytes,
+                                 p.value.token_stride * kCacheBytes);
+        keys.load(stage, pages, tile * kBlockN, block.low, block.high);
+        values.load(stage + kLayout.key_bytes, pages, tile * kBlockN, block.low, block.high);
       }
     }
   };
@@ -628,10 +645,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const auto settle = [&](Scores& scores, int first) {
     const int key = first + warp_n * kWarpKeys + lane % 4 * 2;
     if constexpr (kTransform) {
-      transform_scores(scores, p, slopes, rows, row, key);
+      transform_scores(scores, p, slopes, block.rows, row, key);
     }
-    if (first < all_low || first + kBlockN > all_high) {
-      mask_scores(scores, rows, row, key);
+    if (first < block.all_low || first + kBlockN > block.all_high) {
+      mask_scores(scores, block.rows, row, key);
     }
     raise_maxima(state, scores, slack, scale);
   };

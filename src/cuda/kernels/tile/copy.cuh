@@ -44,9 +44,12 @@ template <int kRows, int kRowBytes, int kChunks, int kRowPitch, int kThreads, in
           int kPage, bool kAligned>
 struct KeyValueLoader {
   using Grid = ChunkGrid<kRows, kChunks, kThreads>;
-  static constexpr bool kFast = kPage > 0 && kAligned&& Grid::kRegular&& kPage %
-                                                     (Grid::kRegular ? Grid::kRowStep : 1) ==
-                                                 0;
+  /// Each pass of the copy stays inside one block…
+  static constexpr int kStep = Grid::kRegular ? Grid::kRowStep : 1;
+  static constexpr bool kWholePasses =
+      kPage > 0 && Grid::kRegular&& kPage % kStep == 0 && kRows % kStep == 0;
+  /// …whose place in the tile is known at compile time.
+  static constexpr bool kFast = kWholePasses && kAligned;
   static constexpr int kPagesHeld = kFast && kPage < kRows ? kRows / kPage : 1;
 
   const unsigned char* base;  ///< Of the head; plain keys: of the request's first.
@@ -121,10 +124,13 @@ struct KeyValueLoader {
         source = page_rows[0] + row * token_bytes;
       } else if constexpr (kFast) {
         // The pass stays inside one block, whose number is known at compile time.
-        constexpr int kStep = Grid::kRowStep;
         const int page = kPage < kRows ? pass * kStep / kPage : 0;
         const int offset = kPage < kRows ? pass * kStep % kPage : first % kPage + pass * kStep;
         source = page_rows[page] + offset * token_bytes;
+      } else if constexpr (kWholePasses) {
+        const int start = first % kPage + pass * kStep;
+        source = base + pages[start / kPage] * block_bytes +
+                 (start % kPage + thread / kChunks) * token_bytes;
       } else {
         source = base + row_offset(pages, first, row, valid ? 1 : 0);
       }
