@@ -166,10 +166,10 @@ TEST(CpuAttention, DtypesAndHeadSizes) {
         step.spec.scales = {3.0F, 0.5F, 0.25F};
         step.fill(5);
         const Result wanted = step.naive();
+        const std::string what = std::string(to_string(dtype)) + " " +
+                                 std::string(to_string(cache_dtype)) + " " + std::to_string(size);
         for_each_target([&](const char* target) {
-          expect_close(step, step.run(), wanted,
-                       std::string(target) + " " + std::string(to_string(dtype)) + " " +
-                           std::string(to_string(cache_dtype)) + " " + std::to_string(size));
+          expect_close(step, step.run(), wanted, std::string(target) + " " + what);
         });
       }
     }
