@@ -67,7 +67,9 @@ struct SelectionReport {
   /// fell back from.
   std::vector<std::string> passed_over{};
 
-  /// For people, several lines.
+  /// For people, one line: what was chosen, and why those before it were not.
+  FOVEAL_API std::string summary() const;
+  /// For people, everything, several lines.
   FOVEAL_API std::string text() const;
   /// {"config": {…}, "chosen": …, "passed_over": […], "candidates": [{"id", "display_name",
   /// "priority", "chosen", "reasons"}…]}

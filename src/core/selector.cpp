@@ -260,6 +260,27 @@ std::vector<std::string> capability_reasons(const BackendCapabilities& can,
   return reasons;
 }
 
+std::string SelectionReport::summary() const {
+  if (chosen.empty()) {
+    return "no backend can serve the layer";
+  }
+  if (!explicit_backend(config).empty()) {
+    return fmt::format("{}, as asked for", chosen);
+  }
+  std::vector<std::string> refused;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.chosen) {
+      break;
+    }
+    refused.push_back(fmt::format("{}: {}", candidate.id, fmt::join(candidate.reasons, ", ")));
+  }
+  return refused.empty()
+             ? fmt::format("{}, the first in order of preference", chosen)
+             : fmt::format(
+                   "{}, the first in order of preference that can serve the layer (before it, {})",
+                   chosen, fmt::join(refused, "; "));
+}
+
 std::string SelectionReport::text() const {
   std::string text =
       fmt::format("{}\nfor {}\n", chosen.empty() ? "no backend can serve" : "chosen: " + chosen,

@@ -1,3 +1,6 @@
+#include <fmt/format.h>
+#include <hwy/highway.h>
+
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -282,6 +285,12 @@ struct CpuAttention {
   }
 
   /// The capabilities say it all.
+  static std::string runtime() {
+    // Targets are bits, the best one lowest.
+    const std::int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+    return fmt::format("instruction set {}", hwy::TargetName(targets & -targets));
+  }
+
   static std::vector<std::string> validate(const SelectorConfig& /*config*/) { return {}; }
 
   static KVCacheLayout kv_cache_layout(const KVCacheSpec& spec, std::int64_t num_blocks,

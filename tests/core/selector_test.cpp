@@ -262,6 +262,10 @@ TEST_F(Selector, BackendsThatCannotBeLoadedAreRefusedWithTheReason) {
 TEST_F(Selector, ReportsAsTextAndJson) {
   First::can.dtypes = {DType::f16};
   const SelectionReport report = explain_selection(config, registry);
+  EXPECT_EQ(report.summary(),
+            "SECOND, the first in order of preference that can serve the layer (before it, FIRST: "
+            "dtype is bf16, "
+            "accepted are f16)");
   EXPECT_THAT(report.text(), HasSubstr("chosen: SECOND"));
   EXPECT_THAT(report.text(), HasSubstr("dtype is bf16, accepted are f16"));
   EXPECT_THAT(report.text(), HasSubstr("fell back past: FIRST"));

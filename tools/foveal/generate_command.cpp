@@ -153,11 +153,7 @@ void report(const serving::Engine& engine) {
              "preemptions: {}\n",
              stats.peak_blocks, engine.runner().num_blocks() - 1, stats.prefix_hit_blocks,
              stats.prefix_hit_tokens, stats.preemptions);
-  std::string why = engine.runner().selection().text();
-  while (why.ends_with('\n')) {
-    why.pop_back();
-  }
-  fmt::print(stderr, "{}\n", why);
+  fmt::print(stderr, "backend: {}\n", engine.runner().selection().summary());
 }
 
 nlohmann::json to_json(const serving::Engine& engine, const serving::Model& model,

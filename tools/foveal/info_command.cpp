@@ -92,12 +92,16 @@ void print_backend(const Json& backend) {
   fmt::print("  dtypes       {}; caches of the same dtype and: {}\n", join(backend["dtypes"]),
              join(backend["kv_cache_dtypes"]));
   const Json& heads = backend["head_sizes"];
-  fmt::print("  head sizes   multiples of {}{}{}\n", heads["multiple_of"].dump(),
+  const std::int64_t multiple = heads["multiple_of"];
+  fmt::print("  head sizes   {}{}{}\n",
+             multiple > 1 ? fmt::format("multiples of {}", multiple) : "any",
              heads["max"].is_null() ? "" : " up to " + heads["max"].dump(),
              heads["different_for_values"].get<bool>() ? ", values may differ from keys" : "");
   std::vector<std::string> blocks;
   for (const Json& size : backend["block_sizes"]) {
-    blocks.push_back((size["multiples"].get<bool>() ? "multiples of " : "") + size["size"].dump());
+    const bool any = size["multiples"].get<bool>() && size["size"].get<std::int64_t>() == 1;
+    blocks.push_back(
+        any ? "any" : (size["multiples"].get<bool>() ? "multiples of " : "") + size["size"].dump());
   }
   fmt::print("  block sizes  {}\n",
              blocks.empty() ? "any" : fmt::format("{}", fmt::join(blocks, ", ")));
