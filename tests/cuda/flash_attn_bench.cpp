@@ -348,7 +348,10 @@ void decode(bool sweep) {
 /// Host time of build() and forward() for a batch of decodes.
 void host() {
   const int batch = 256;
-  AttentionSpec spec{.num_heads = 32, .num_kv_heads = 8, .head_size = 128};
+  AttentionSpec spec;
+  spec.num_heads = 32;
+  spec.num_kv_heads = 8;
+  spec.head_size = 128;
   const AttentionBackendPtr backend = BackendRegistry::global().get("FLASH_ATTN");
   OwnedStream stream(0);
   const Device device{DeviceType::cuda, 0};

@@ -11,6 +11,7 @@
 
 #include "core/convert.h"
 #include "cuda/driver.h"
+#include "cuda/jit.h"
 #include "foveal/registry.h"
 
 namespace foveal::tests {
@@ -130,8 +131,7 @@ class Engine {
 
   std::vector<std::uint16_t> result() const {
     cuda::synchronize(stream_);
-    std::vector<std::uint16_t> all =
-        download<std::uint16_t>(output, kTokens * kHeads * kSize);
+    std::vector<std::uint16_t> all = download<std::uint16_t>(output, kTokens * kHeads * kSize);
     const auto sums = download<std::uint16_t>(lse, kTokens * kHeads * 2);
     all.insert(all.end(), sums.begin(), sums.end());
     return all;
@@ -198,8 +198,7 @@ TEST_F(FlashAttnGpu, GraphOfForwardAlone) {
   Engine other(stream.get(), 2);
   engine.set(kSteps[3]);
   const auto metadata = engine.builder->build_for_graph_capture(engine.common(400));
-  cuda::Graph graph =
-      cuda::Graph::capture(0, stream.get(), [&] { engine.forward(*metadata); });
+  cuda::Graph graph = cuda::Graph::capture(0, stream.get(), [&] { engine.forward(*metadata); });
   for (const Lengths& lengths : kSteps) {
     const auto expected = fresh(other, lengths);
     engine.set(lengths);
@@ -249,15 +248,17 @@ TEST_F(FlashAttnGpu, BlocksPastTwoToThe31Elements) {
   Engine engine(stream.get(), 4);
   // The same blocks in a cache whose blocks lie 4 GiB apart, three of them.
   constexpr std::int64_t kStride = std::int64_t{2} << 30;
-  constexpr std::size_t kBlockElements = std::size_t{2} * Engine::kBlock * Engine::kKvHeads * Engine::kSize;
+  constexpr std::size_t kBlockElements =
+      std::size_t{2} * Engine::kBlock * Engine::kKvHeads * Engine::kSize;
   if (cuda::memory_info()[0] < (std::size_t{14} << 30)) {
     GTEST_SKIP() << "needs 14 GiB";
   }
   DeviceBuffer sparse(0, static_cast<std::size_t>(2 * kStride + 65536) * 2);
   for (std::int64_t b = 0; b < 3; ++b) {
-    cuda::copy_async(sparse.as<std::uint16_t>() + b * kStride,
-                     engine.cache.as<std::uint16_t>() + b * static_cast<std::int64_t>(kBlockElements),
-                     kBlockElements * 2, stream.get());
+    cuda::copy_async(
+        sparse.as<std::uint16_t>() + b * kStride,
+        engine.cache.as<std::uint16_t>() + b * static_cast<std::int64_t>(kBlockElements),
+        kBlockElements * 2, stream.get());
   }
   std::vector<int> blocks(Engine::kRequests * Engine::kWidth, 0);
   for (std::size_t r = 0; r < Engine::kRequests; ++r) {
@@ -271,9 +272,11 @@ TEST_F(FlashAttnGpu, BlocksPastTwoToThe31Elements) {
   engine.set(lengths);
   ForwardArgs args = engine.args();
   const std::vector<std::int64_t> shape{3, 2, Engine::kBlock, Engine::kKvHeads, Engine::kSize};
-  const std::vector<std::int64_t> strides{kStride, Engine::kBlock * Engine::kKvHeads * Engine::kSize,
+  const std::vector<std::int64_t> strides{kStride,
+                                          Engine::kBlock * Engine::kKvHeads * Engine::kSize,
                                           Engine::kKvHeads * Engine::kSize, Engine::kSize, 1};
-  args.kv_cache = KVCacheView::from_blocks_first({sparse.data(), DType::bf16, shape, strides, kDevice});
+  args.kv_cache =
+      KVCacheView::from_blocks_first({sparse.data(), DType::bf16, shape, strides, kDevice});
   BuilderConfig config = engine.builder->config();
   config.num_blocks = 3;
   const auto builder = BackendRegistry::global().get("FLASH_ATTN")->make_builder(config);
@@ -284,9 +287,10 @@ TEST_F(FlashAttnGpu, BlocksPastTwoToThe31Elements) {
   // And written: a token into the last block.
   const std::vector<std::int64_t> slots{2 * Engine::kBlock + 5, -1};
   DeviceBuffer slot = upload(slots);
-  const TensorView rows(engine.query.data(), DType::bf16, {2, Engine::kKvHeads, Engine::kSize}, kDevice);
-  engine.impl->update_kv_cache(rows, rows, args.kv_cache,
-                               {slot.data(), DType::i64, {2}, kDevice}, context);
+  const TensorView rows(engine.query.data(), DType::bf16, {2, Engine::kKvHeads, Engine::kSize},
+                        kDevice);
+  engine.impl->update_kv_cache(rows, rows, args.kv_cache, {slot.data(), DType::i64, {2}, kDevice},
+                               context);
   cuda::synchronize(stream.get());
   std::vector<std::uint16_t> written(Engine::kKvHeads * Engine::kSize);
   cuda::copy_async(written.data(),
@@ -294,6 +298,113 @@ TEST_F(FlashAttnGpu, BlocksPastTwoToThe31Elements) {
                    written.size() * 2, stream.get());
   cuda::synchronize(stream.get());
   EXPECT_EQ(written, download<std::uint16_t>(engine.query, written.size()));
+}
+
+/// The same in float32 as plain loops: a block a row and head, a thread every 128th key. Counts
+/// what is further off than bf16 allows for numbers of this size.
+constexpr const char* kExact = R"(
+#include "config.cuh"
+#include "ptx/convert.cuh"
+using namespace config;
+extern "C" __global__ void __launch_bounds__(128)
+    exact(const ptx::bf16* query, const ptx::bf16* cache, const ptx::bf16* output, const float* lse,
+          const int* starts, const int* lens, const int* table, int tokens, int* wrong) {
+  __shared__ float part[128][kSize + 2];
+  const int row = blockIdx.x, head = blockIdx.y, thread = threadIdx.x;
+  int request = -1;
+  for (int r = 0; r < kRequests; ++r) {
+    if (row >= starts[r] && row < starts[r + 1]) request = r;
+  }
+  const int keys = request < 0 ? 0
+      : lens[request] - (starts[request + 1] - starts[request]) + row - starts[request] + 1;
+  float maximum = -1e30f, sum = 0.0f, out[kSize];
+  for (int d = 0; d < kSize; ++d) out[d] = 0.0f;
+  for (int j = thread; j < keys; j += 128) {
+    const long long block = table[request * kWidth + j / kBlock];
+    const long long at = ((block * 2 * kBlock + j % kBlock) * kKvHeads + head / (kHeads / kKvHeads)) * kSize;
+    float score = 0.0f;
+    for (int d = 0; d < kSize; ++d) {
+      score += ptx::to_float(query[(row * kHeads + head) * kSize + d]) * ptx::to_float(cache[at + d]);
+    }
+    score *= 0.125f;
+    const float top = fmaxf(maximum, score);
+    const float old = expf(maximum - top), p = expf(score - top);
+    sum = sum * old + p;
+    for (int d = 0; d < kSize; ++d) {
+      out[d] = out[d] * old + p * ptx::to_float(cache[at + kBlock * kKvHeads * kSize + d]);
+    }
+    maximum = top;
+  }
+  for (int d = 0; d < kSize; ++d) part[thread][d] = out[d];
+  part[thread][kSize] = maximum;
+  part[thread][kSize + 1] = sum;
+  __syncthreads();
+  if (thread >= kSize) return;
+  float top = -1e30f, total = 0.0f, result = 0.0f;
+  for (int t = 0; t < 128; ++t) top = fmaxf(top, part[t][kSize]);
+  for (int t = 0; t < 128; ++t) {
+    const float weight = expf(part[t][kSize] - top);
+    total += weight * part[t][kSize + 1];
+    result += weight * part[t][thread];
+  }
+  const bool empty = keys <= 0;
+  const float want = empty ? 0.0f : result / total;
+  const float got = ptx::to_float(output[(row * kHeads + head) * kSize + thread]);
+  bool right = empty ? got == 0.0f : fabsf(got - want) <= 0.004f * fabsf(want) + 0.01f;
+  if (thread == 0) {
+    const float sums = lse[head * tokens + row];
+    right = right && (empty ? sums < -1e30f : fabsf(sums - top - logf(total)) <= 1e-4f);
+  }
+  if (!right) atomicAdd(wrong, 1);
+}
+)";
+
+TEST_F(FlashAttnGpu, TenThousandRandomSteps) {
+  const cuda::ContextGuard guard(0);
+  const cuda::OwnedStream stream(0);
+  cuda::KernelKey key;
+  key.source = "exact.cu";
+  key.entry = "exact";
+  key.arch = cuda::arch_name(cuda::device_properties(0).compute_capability);
+  key.headers["exact.cu"] = kExact;
+  key.set("kSize", Engine::kSize).set("kHeads", Engine::kHeads).set("kKvHeads", Engine::kKvHeads);
+  key.set("kBlock", Engine::kBlock).set("kWidth", Engine::kWidth);
+  key.set("kRequests", Engine::kRequests);
+  const cuda::Kernel* exact = cuda::Jit::global().prepare(key, 0);
+  Engine engine(stream.get(), 20);
+  const DeviceBuffer wrong = upload(std::vector<int>{0});
+  std::mt19937 random(7);
+  const auto below = [&](int bound) {
+    return static_cast<int>(random() % static_cast<unsigned>(bound));
+  };
+  for (int step = 0; step < 10000; ++step) {
+    Lengths lengths;
+    int left = Engine::kTokens;
+    const int requests = below(Engine::kRequests + 1);
+    for (int r = 0; r < requests; ++r) {
+      const int queries = std::min(left, below(3) == 0 ? below(120) : below(3));
+      left -= queries;
+      const int context = below(4) == 0 ? below(3900) : below(200);
+      lengths.queries.push_back(queries);
+      lengths.keys.push_back(below(20) == 0 ? below(queries + 1) : queries + context);
+    }
+    engine.set(lengths);
+    const int longest = lengths.queries.empty()
+                            ? 1
+                            : *std::max_element(lengths.queries.begin(), lengths.queries.end());
+    engine.forward(*engine.builder->build(0, engine.common(std::max(longest, 1))));
+    cuda::launch(*exact,
+                 {.grid = {Engine::kTokens, Engine::kHeads, 1},
+                  .block = {128, 1, 1},
+                  .stream = stream.get()},
+                 engine.query.data(), engine.cache.data(), engine.output.data(), engine.lse.data(),
+                 engine.starts.data(), engine.lens.data(), engine.table.data(), Engine::kTokens,
+                 wrong.data());
+    if (step % 500 == 499) {
+      cuda::synchronize(stream.get());
+      ASSERT_EQ(download<int>(wrong, 1)[0], 0) << "up to step " << step;
+    }
+  }
 }
 
 TEST_F(FlashAttnGpu, SeventyThousandRequests) {
@@ -329,8 +440,8 @@ TEST_F(FlashAttnGpu, SeventyThousandRequests) {
   ForwardArgs args;
   args.query = {query.data(), DType::bf16, {kMany, 1, 16}, kDevice};
   args.output = {output.data(), DType::bf16, {kMany, 1, 16}, kDevice};
-  args.kv_cache = KVCacheView::from_blocks_first(
-      {cache.data(), DType::bf16, {kMany, 2, 16, 1, 16}, kDevice});
+  args.kv_cache =
+      KVCacheView::from_blocks_first({cache.data(), DType::bf16, {kMany, 2, 16, 1, 16}, kDevice});
   const auto builder = backend->make_builder(config);
   backend->make_impl(spec)->forward(args, *builder->build(0, common));
   cuda::synchronize(nullptr);

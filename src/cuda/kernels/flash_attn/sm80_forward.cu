@@ -124,6 +124,29 @@ struct BlockState {
   const unsigned char* values;
 };
 static_assert(sizeof(BlockState) <= 96);
+// Where accumulators and scores leave few registers, a block keeps its state in shared memory. It
+// costs a few per cent where they do not.
+constexpr bool kScarceRegisters = kRowTiles == 2 && kHeadPadV > 64 &&
+                                  (kLeftBound || kRightBound || kPageSize > 0);
+
+__device__ __forceinline__ BlockState block_state(const WorkItem& item, const Rows& rows,
+                                                  const ForwardParams& p, int kv_head) {
+  const int last = rows.count - 1;
+  const long long key_start = kPageSize == 0 ? p.key_start_loc[item.request] : 0;
+  const int table_row = p.shared_table != 0 ? 0 : item.request;
+  const auto first_of = [&](const CacheView& view) {
+    return static_cast<const unsigned char*>(view.data) +
+           (kv_head * view.head_stride + key_start * view.token_stride) * kCacheBytes;
+  };
+  return {.rows = rows,
+          .low = rows.low(0),
+          .high = rows.high(last),
+          .all_low = rows.low(last),
+          .all_high = rows.high(0),
+          .table = kPageSize == 0 ? nullptr : p.block_table + table_row * p.table_stride,
+          .keys = first_of(p.key),
+          .values = first_of(p.value)};
+}
 
 struct State {
   float output[kRowTiles][kValueTiles][4];
@@ -398,6 +421,7 @@ __device__ __forceinline__ void store_rows(const State& state, float scale, cons
                                            int warp_row, unsigned char* tile_o) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool partial = item.slot >= 0;
+  __syncwarp();  // All lanes have read the query.
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int row = warp_row + thread_row(i) + lane / 4;
@@ -523,26 +547,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const int warp_n = thread / 32 % kWarpsN;
   const int warp_row = thread / 32 / kWarpsN * 16 * kRowTiles;
   const Rows rows = rows_of(item, p);
-  // Kept in shared memory: in the loop below every register counts.
-  auto& block = *reinterpret_cast<BlockState*>(shared + kLayout.block_state);
-  if (thread == 0) {
-    const int last = rows.count - 1;
-    const long long key_start = kPageSize == 0 ? p.key_start_loc[item.request] : 0;
-    const int table_row = p.shared_table != 0 ? 0 : item.request;
-    const auto first_of = [&](const CacheView& view) {
-      return static_cast<const unsigned char*>(view.data) +
-             (kv_head * view.head_stride + key_start * view.token_stride) * kCacheBytes;
-    };
-    block = {.rows = rows,
-             .low = rows.low(0),
-             .high = rows.high(last),
-             .all_low = rows.low(last),
-             .all_high = rows.high(0),
-             .table = kPageSize == 0 ? nullptr : p.block_table + table_row * p.table_stride,
-             .keys = first_of(p.key),
-             .values = first_of(p.value)};
+  const BlockState found = block_state(item, rows, p, kv_head);
+  auto& kept = *reinterpret_cast<BlockState*>(shared + kLayout.block_state);
+  if constexpr (kScarceRegisters) {
+    if (thread == 0) {
+      kept = found;
+    }
+    __syncthreads();
   }
-  __syncthreads();
+  const BlockState& block = kScarceRegisters ? kept : found;
   auto* page_ids = reinterpret_cast<int*>(shared + kLayout.page_ids);
 
   // The numbers of a tile's blocks come in the same pipeline, some tiles ahead of its keys.
