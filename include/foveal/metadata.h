@@ -39,7 +39,8 @@ struct CommonAttentionMetadata {
   /// query_start_loc. Request r has seq_lens[r] keys from there.
   TensorView key_start_loc{};
   bool causal = true;  ///< Encoder and cross attention need false.
-  /// i32 [num_reqs]: keys this context-parallel rank holds; absent without context parallelism.
+  /// i32 [num_reqs]: keys this context-parallel rank holds, for backends that gather over ranks
+  /// themselves; absent without context parallelism. forward attends to seq_lens keys in any case.
   TensorView cp_local_seq_lens{};
 };
 
