@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config
   libhwy-dev libtbb-dev libfmt-dev libspdlog-dev nlohmann-json3-dev
-  libssl-dev libdnnl-dev libutf8proc-dev libcli11-dev
+  libssl-dev libdnnl-dev ocl-icd-opencl-dev libutf8proc-dev libcli11-dev
   python3 python3-pip unzip ca-certificates)
 case "${1:-}" in
   "") ;;
