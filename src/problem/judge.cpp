@@ -183,10 +183,17 @@ class Judge {
   void judge(double got, double expected, double bound, double& max_error, Place place) {
     const double error = error_of(got, expected);
     max_error = std::max(max_error, error);
-    if (error <= bound) {
+    if (error == 0.0 || (std::isfinite(bound) && error <= bound)) {
       return;
     }
-    if (++wrong_ <= kMaxMessages) {
+    if (++wrong_ > kMaxMessages) {
+      return;
+    }
+    if (!std::isfinite(bound)) {
+      messages.push_back(
+          fmt::format("{}: got {}, expected {}, cannot be judged: the bound is not finite", place(),
+                      got, expected));
+    } else {
       messages.push_back(fmt::format("{}: got {}, expected {}, off by {:.3g}, bound {:.3g}",
                                      place(), got, expected, error, bound));
     }
@@ -282,7 +289,10 @@ Comparison compare(const AttentionProblem& problem, const RunResult& result,
                          place_of(problem, i / size / heads, i / size % heads), i % size);
     });
     const double error = Judge::error_of(got, expected.output[at(i)]);
-    const double ratio = error == 0.0 ? 0.0 : error / bound;
+    double ratio = 0.0;
+    if (error != 0.0) {
+      ratio = std::isfinite(bound) ? error / bound : std::numeric_limits<double>::infinity();
+    }
     if (ratio > worst) {
       worst = ratio;
       comparison.bound = bound;

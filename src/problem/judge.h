@@ -27,6 +27,9 @@
 // Where a file expects numbers for inputs that the dtype had to round, each input is off by u_t:
 // the score by 2·u_t·A more, the output by u_t·W. Nobody's row, or one that sees nothing, must be
 // exactly 0 and −inf.
+//
+// Equal numbers, infinities and NaNs are right whatever the bound; different ones are wrong where
+// the bound is not finite.
 
 #include <cstdint>
 #include <string>

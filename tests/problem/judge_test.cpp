@@ -190,6 +190,51 @@ TEST(Judge, ADTypeThatRoundsInputsIsForgivenTheFilesNumbersOnly) {
   EXPECT_FALSE(compare(strict, result, expected_by_file(strict, solve(strict))).passed);
 }
 
+TEST(Judge, ABoundThatIsNotFiniteForgivesNothing) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const AttentionProblem problem = make_problem(DType::f32);
+  const Solution exact = solve(problem);
+  const RunResult right = run(problem);
+  for (const double bound : {kInfinity, kNan}) {
+    Solution unbounded = exact;
+    unbounded.output_bound[5] = unbounded.lse_bound[5] = bound;
+    RunResult result = right;
+    result.output[5] = unbounded.output[5];
+    result.lse[5] = unbounded.lse[5];
+    EXPECT_EQ(compare(problem, result, unbounded).message, "");
+    for (const double got : {unbounded.output[5] + 1.0, kInfinity, kNan}) {
+      result.output[5] = got;
+      const Comparison comparison = compare(problem, result, unbounded);
+      EXPECT_NE(comparison.message.find("cannot be judged: the bound is not finite"),
+                std::string::npos);
+      EXPECT_FALSE(std::isfinite(comparison.bound));
+    }
+    result.output[5] = unbounded.output[5];
+    result.lse[5] += 1.0;
+    EXPECT_FALSE(compare(problem, result, unbounded).passed);
+  }
+}
+
+TEST(Judge, EqualInfinitiesAndNansAreRightWhateverTheBound) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const AttentionProblem problem = make_problem(DType::f32);
+  Solution expected = solve(problem);
+  RunResult result = run(problem);
+  for (const double number : {kInfinity, -kInfinity, kNan}) {
+    result.output[5] = expected.output[5] = number;
+    result.lse[5] = expected.lse[5] = number;
+    for (const double bound : {0.0, kInfinity, kNan}) {
+      expected.output_bound[5] = expected.lse_bound[5] = bound;
+      const Comparison comparison = compare(problem, result, expected);
+      EXPECT_EQ(comparison.message, "");
+      EXPECT_TRUE(std::isfinite(comparison.max_error));
+      EXPECT_TRUE(std::isfinite(comparison.bound));
+    }
+  }
+}
+
 TEST(Problem, RandomNumbersAreNormalAndTheSameEverywhere) {
   AttentionProblem problem = make_problem(DType::f64, 42);
   double sum = 0.0;

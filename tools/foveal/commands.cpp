@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cstdio>
+#include <system_error>
+
 namespace foveal::tools {
 namespace {
 
@@ -43,6 +47,26 @@ DeviceType parse_device(const std::string& flag, const std::string& value) {
     }
   }
   return parsed(device, flag, value, "cpu, cuda, opencl");
+}
+
+CLI::Validator whole_number(std::uint64_t max) {
+  const auto parse = [max](std::string& text) -> std::string {
+    std::uint64_t value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error != std::errc() || stop != end || value > max) {
+      return fmt::format("is '{}', accepted are whole numbers from 0 to {}", text, max);
+    }
+    // CLI11 would take leading zeros for octal.
+    text = std::to_string(value);
+    return {};
+  };
+  return {parse, "", "WHOLE"};
+}
+
+void print_stderr(std::string_view text) noexcept {
+  static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr));
+  static_cast<void>(std::fflush(stderr));
 }
 
 }  // namespace foveal::tools

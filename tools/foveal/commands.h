@@ -1,7 +1,9 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "foveal/foveal.h"
 
@@ -22,5 +24,12 @@ DType parse_dtype(const std::string& flag, const std::string& value);
 AttnType parse_attn_type(const std::string& flag, const std::string& value);
 GraphSupport parse_graph_support(const std::string& flag, const std::string& value);
 DeviceType parse_device(const std::string& flag, const std::string& value);
+
+/// For Option::transform: a decimal number from 0 to `max`. CLI11 itself wraps negative numbers and
+/// clips large ones.
+CLI::Validator whole_number(std::uint64_t max);
+
+/// Writes to stderr; that it cannot be written is ignored, for there is nobody left to tell.
+void print_stderr(std::string_view text) noexcept;
 
 }  // namespace foveal::tools

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -109,13 +110,12 @@ serving::Model load(const std::filesystem::path& path, bool is_default) {
   }
   const bool show = isatty(STDERR_FILENO) != 0;
   const auto progress = [](void*, std::int64_t done, std::int64_t total) {
-    fmt::print(stderr, "\rLoading the model: {:3d} %",
-               total > 0 ? std::min<std::int64_t>(100, done * 100 / total) : 100);
-    std::fflush(stderr);
+    print_stderr(fmt::format("\rLoading the model: {:3d} %",
+                             total > 0 ? std::min<std::int64_t>(100, done * 100 / total) : 100));
   };
   serving::Model model = serving::load_model(path, show ? +progress : nullptr, nullptr);
   if (show) {
-    fmt::print(stderr, "\r{:30}\r", "");
+    print_stderr(fmt::format("\r{:30}\r", ""));
   }
   return model;
 }
@@ -146,14 +146,15 @@ void write_stdout(std::string_view text) {
 
 void report(const serving::Engine& engine) {
   const serving::EngineStats stats = engine.stats();
-  fmt::print(stderr, "prefill: {} tokens, {:.1f} tokens/s; decode: {} tokens, {:.1f} tokens/s\n",
-             stats.prefill_tokens, stats.prefill_rate(), stats.decode_tokens, stats.decode_rate());
-  fmt::print(stderr,
-             "KV cache: at most {} of {} blocks used; prefix-cache hits: {} blocks, {} tokens; "
-             "preemptions: {}\n",
-             stats.peak_blocks, engine.runner().num_blocks() - 1, stats.prefix_hit_blocks,
-             stats.prefix_hit_tokens, stats.preemptions);
-  fmt::print(stderr, "backend: {}\n", engine.runner().selection().summary());
+  print_stderr(fmt::format(
+      "prefill: {} tokens, {:.1f} tokens/s; decode: {} tokens, {:.1f} tokens/s\n",
+      stats.prefill_tokens, stats.prefill_rate(), stats.decode_tokens, stats.decode_rate()));
+  print_stderr(fmt::format(
+      "KV cache: at most {} of {} blocks used; prefix-cache hits: {} blocks, {} tokens; "
+      "preemptions: {}\n",
+      stats.peak_blocks, engine.runner().num_blocks() - 1, stats.prefix_hit_blocks,
+      stats.prefix_hit_tokens, stats.preemptions));
+  print_stderr(fmt::format("backend: {}\n", engine.runner().selection().summary()));
 }
 
 nlohmann::json to_json(const serving::Engine& engine, const serving::Model& model,
@@ -254,7 +255,8 @@ void generate(const Options& options) {
     write_stdout("\n");
   } else {
     for (std::size_t i = 0; i < generations.size(); ++i) {
-      fmt::print(stderr, "--- {} of {}: {}\n", i + 1, generations.size(), generations[i].prompt);
+      print_stderr(
+          fmt::format("--- {} of {}: {}\n", i + 1, generations.size(), generations[i].prompt));
       write_stdout(generations[i].text + "\n");
     }
   }
@@ -317,6 +319,7 @@ CLI::App* add_generate_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(0.0F, 100.0F))
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the draws when temperature is above 0")
+      ->transform(whole_number(std::numeric_limits<std::uint64_t>::max()))
       ->capture_default_str();
   command->add_option("--device", options->device, "Where to run: cpu")->capture_default_str();
   command->add_option("--backend", options->backend,

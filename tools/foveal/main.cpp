@@ -1,7 +1,10 @@
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <exception>
 
 #include "foveal/commands.h"
@@ -16,9 +19,62 @@ constexpr const char* kFooter = R"(Examples:
 
 `foveal COMMAND --help` tells more about each.)";
 
+/// Keeps files that are opened later from taking the place of a closed standard stream. stdout is
+/// made one that cannot be written, so that lost results are noticed.
+void occupy_standard_streams() {
+  while (true) {
+    const int file = open("/dev/null", O_RDWR);
+    if (file < 0 || file > STDERR_FILENO) {
+      if (file >= 0) {
+        close(file);
+      }
+      return;
+    }
+    if (file == STDOUT_FILENO) {
+      const int unwritable = open("/dev/null", O_RDONLY);
+      if (unwritable >= 0) {
+        dup2(unwritable, STDOUT_FILENO);
+        if (unwritable > STDERR_FILENO) {
+          close(unwritable);
+        }
+      }
+    }
+  }
+}
+
+/// Whether all that was printed has arrived.
+bool stdout_written() {
+  const bool flushed = std::fflush(stdout) == 0;
+  return flushed && std::ferror(stdout) == 0;
+}
+
+int run(CLI::App& app, int argc, char** argv, const int& exit_code) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const std::vector<std::string> unknown = app.remaining();
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) &&
+        app.get_subcommands().empty() && !unknown.empty()) {
+      foveal::tools::print_stderr(
+          fmt::format("foveal: '{}' is no command; 'foveal --help' lists them\n", unknown.front()));
+      return 2;
+    }
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const foveal::Error& error) {
+    foveal::tools::print_stderr(
+        fmt::format("foveal: {}: {}\n", foveal::to_string(error.code()), error.what()));
+    return 1;
+  } catch (const std::exception& error) {
+    foveal::tools::print_stderr(fmt::format("foveal: {}\n", error.what()));
+    return 1;
+  }
+  return exit_code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_standard_streams();
   // stdout carries results only.
   spdlog::set_default_logger(spdlog::stderr_color_mt("foveal"));
   spdlog::set_pattern("%^%l%$: %v");
@@ -35,16 +91,10 @@ int main(int argc, char** argv) {
   foveal::tools::add_info_command(app, exit_code);
   foveal::tools::add_cache_command(app, exit_code);
   foveal::tools::add_prebuild_command(app, exit_code);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  } catch (const foveal::Error& error) {
-    fmt::print(stderr, "foveal: {}: {}\n", foveal::to_string(error.code()), error.what());
-    return 1;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "foveal: {}\n", error.what());
+  const int status = run(app, argc, argv, exit_code);
+  if (!stdout_written() && status == 0) {
+    foveal::tools::print_stderr("foveal: stdout could not be written\n");
     return 1;
   }
-  return exit_code;
+  return status;
 }

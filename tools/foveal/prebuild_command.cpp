@@ -31,8 +31,7 @@ int run_prebuild(PrebuildOptions& options) {
   const bool on_terminal = isatty(STDERR_FILENO) == 1;
   if (on_terminal) {
     request.progress = [](std::size_t done, std::size_t total) {
-      fmt::print(stderr, "\rcompiling: {} of {}", done, total);
-      std::fflush(stderr);
+      print_stderr(fmt::format("\rcompiling: {} of {}", done, total));
     };
   }
   const auto begin = std::chrono::steady_clock::now();
@@ -40,7 +39,7 @@ int run_prebuild(PrebuildOptions& options) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (on_terminal) {
-    fmt::print(stderr, "\r{:40}\r", "");
+    print_stderr(fmt::format("\r{:40}\r", ""));
   }
   std::int64_t bytes = 0;
   std::size_t spilling = 0;

@@ -1,9 +1,13 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <cctype>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "foveal/commands.h"
 #include "problem/judge.h"
@@ -51,7 +55,32 @@ std::filesystem::path result_path(const std::string& out, const Verdict& verdict
   }
   const std::string splits =
       verdict.num_splits == 0 ? "" : fmt::format(".splits{}", verdict.num_splits);
-  return path / fmt::format("{}.{}{}.safetensors", name, verdict.dtype, splits);
+  return path /
+         fmt::format("{}.{}{}.safetensors", name.empty() ? "problem" : name, verdict.dtype, splits);
+}
+
+/// The path, or one with a number where this run has written to it already; remembered in
+/// `written`.
+std::filesystem::path unused_path(const std::filesystem::path& path,
+                                  std::set<std::filesystem::path>& written) {
+  std::filesystem::path unused = path;
+  for (int i = 2; !written.insert(unused).second; ++i) {
+    unused.replace_filename(fmt::format("{}.{}.safetensors", path.stem().string(), i));
+  }
+  return unused;
+}
+
+/// Names come from files: control characters, of ASCII and of UTF-8's C2 80 to C2 9F, become '?'.
+std::string printable(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : '\0');
+    const bool wide = byte == 0xC2 && next >= 0x80 && next < 0xA0;
+    result += byte < 0x20 || byte == 0x7F || wide ? '?' : text[i];
+    i += wide ? 1 : 0;
+  }
+  return result;
 }
 
 /// Judges by what the file expects and by the oracle; the first that fails speaks.
@@ -78,7 +107,8 @@ void judge(const problem::AttentionProblem& problem, const problem::RunResult& r
 }
 
 Verdict run_one(const problem::AttentionProblem& problem, const RunCommandOptions& options,
-                const std::string& file, std::int64_t num_splits) {
+                const std::string& file, std::int64_t num_splits,
+                std::set<std::filesystem::path>& written) {
   Verdict verdict;
   verdict.file = file;
   verdict.name = problem.name;
@@ -93,7 +123,8 @@ Verdict run_one(const problem::AttentionProblem& problem, const RunCommandOption
     const problem::RunResult result = problem::run_problem(problem, *backend, run);
     judge(problem, result, verdict);
     if (!options.out.empty()) {
-      problem::write_safetensors_result(result_path(options.out, verdict), problem, result);
+      problem::write_safetensors_result(unused_path(result_path(options.out, verdict), written),
+                                        problem, result);
     }
   } catch (const Error& error) {
     // A file that cannot be written is no verdict on the backend.
@@ -110,12 +141,12 @@ void print(const Verdict& verdict) {
   const std::string splits =
       verdict.num_splits == 0 ? "" : fmt::format(" splits={}", verdict.num_splits);
   fmt::print("{} {} {}{} {} max error {:.3g}, bound {:.3g}, lse error {:.3g}\n",
-             verdict.passed ? "PASS" : "FAIL", verdict.name, verdict.dtype, splits, verdict.backend,
-             verdict.max_error, verdict.bound, verdict.max_lse_error);
+             verdict.passed ? "PASS" : "FAIL", printable(verdict.name), verdict.dtype, splits,
+             verdict.backend, verdict.max_error, verdict.bound, verdict.max_lse_error);
   std::size_t begin = 0;
   while (begin < verdict.message.size()) {
     const std::size_t end = std::min(verdict.message.find('\n', begin), verdict.message.size());
-    fmt::print("    {}\n", verdict.message.substr(begin, end - begin));
+    fmt::print("    {}\n", printable(verdict.message.substr(begin, end - begin)));
     begin = end + 1;
   }
 }
@@ -134,6 +165,15 @@ Json as_json(const Verdict& verdict) {
 }
 
 int run(const RunCommandOptions& options) {
+  std::string backend = options.backend;
+  for (char& c : backend) {
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  if (!backend.empty() && backend != "auto" &&
+      !BackendRegistry::global().contains(options.backend)) {
+    // Throws, and lists the ids there are.
+    static_cast<void>(BackendRegistry::global().get(options.backend));
+  }
   // Every file is read before anything runs, so that a bad one is told at once.
   std::vector<std::pair<std::string, problem::FileProblem>> problems;
   std::optional<DType> dtype;
@@ -144,6 +184,11 @@ int run(const RunCommandOptions& options) {
     for (problem::FileProblem& each : problem::read_problems(file, dtype)) {
       problems.emplace_back(file, std::move(each));
     }
+  }
+  if (problems.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("no problem to run in {}{}", fmt::join(options.files, ", "),
+                            dtype ? fmt::format(" with --dtype {}", options.dtype) : ""));
   }
   const bool one_file = std::filesystem::path(options.out).extension() == ".safetensors";
   if (one_file && (problems.size() != 1 ||
@@ -162,13 +207,14 @@ int run(const RunCommandOptions& options) {
     }
   }
   Json verdicts = Json::array();
+  std::set<std::filesystem::path> written;
   std::size_t passed = 0;
   std::size_t failed = 0;
   for (const auto& [file, each] : problems) {
     const std::vector<std::int64_t> counts =
         options.num_splits != 0 ? std::vector<std::int64_t>{options.num_splits} : each.num_splits;
     for (const std::int64_t num_splits : counts) {
-      const Verdict verdict = run_one(each.problem, options, file, num_splits);
+      const Verdict verdict = run_one(each.problem, options, file, num_splits, written);
       ++(verdict.passed ? passed : failed);
       if (options.json) {
         verdicts.push_back(as_json(verdict));
@@ -207,7 +253,7 @@ CLI::App* add_run_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--num-splits", options->num_splits,
                    "Split the keys of each task so often; by default what the file says")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(std::numeric_limits<std::int64_t>::max()));
   command->add_option("--out", options->out,
                       "Write results: a folder, or a .safetensors file for a single problem");
   command->add_flag("--json", options->json, "Print one JSON document");

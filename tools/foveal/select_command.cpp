@@ -89,7 +89,7 @@ CLI::App* add_select_command(CLI::App& app, int& exit_code) {
   command->footer(
       "Exits with 0 when a backend can serve, 1 when none can.\n\nExamples:\n"
       "  foveal select --head-size 64 --dtype f16 --kv-cache-dtype fp8 --sinks\n"
-      "  foveal select --head-size 576 --head-size-v 512 --mla --json");
+      "  foveal select --head-size 576 --head-size-v 512 --mla --backend REFERENCE_MLA --json");
   command->callback([options, &exit_code] { exit_code = run_select(*options); });
   return command;
 }
