@@ -89,8 +89,8 @@ struct BuilderConfig {
   /// is what default_thread_pool() has.
   int num_threads = 0;
   Device device{};
-  /// GPU backends: the stream on which build() plans. It reads the step's lengths there, and forward
-  /// must come behind it: on the same stream, or one that waits for it.
+  /// GPU backends: the stream on which build() plans. It reads the step's lengths there, and
+  /// forward must come behind it: on the same stream, or one that waits for it.
   void* stream = nullptr;
 };
 
@@ -371,6 +371,9 @@ FOVEAL_API std::vector<std::string> capability_reasons(const BackendCapabilities
 
 namespace detail {
 [[noreturn]] FOVEAL_API void throw_wrong_impl(std::string_view backend, bool is_mla);
+/// Throws unsupported, with every reason, when the capabilities do not cover the layer.
+FOVEAL_API void require_served(std::string_view backend, const BackendCapabilities& can,
+                               const AttentionSpec& spec, const BuilderConfig* builder);
 
 template <AttentionBackendTraits T>
 class ErasedBackend final : public AttentionBackend {
@@ -404,10 +407,12 @@ class ErasedBackend final : public AttentionBackend {
   }
   std::unique_ptr<AttentionMetadataBuilder> make_builder(
       const BuilderConfig& config) const override {
+    require_served(name(), capabilities_, config.spec, &config);
     return T::make_builder(config);
   }
   std::unique_ptr<AttentionImpl> make_impl(const AttentionSpec& spec) const override {
     if constexpr (requires { T::make_impl(spec); }) {
+      require_served(name(), capabilities_, spec, nullptr);
       return T::make_impl(spec);
     } else {
       throw_wrong_impl(name(), true);
@@ -415,6 +420,7 @@ class ErasedBackend final : public AttentionBackend {
   }
   std::unique_ptr<MlaAttentionImpl> make_mla_impl(const AttentionSpec& spec) const override {
     if constexpr (requires { T::make_mla_impl(spec); }) {
+      require_served(name(), capabilities_, spec, nullptr);
       return T::make_mla_impl(spec);
     } else {
       throw_wrong_impl(name(), false);

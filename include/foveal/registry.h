@@ -16,7 +16,9 @@ namespace foveal {
 using BackendFactory = std::function<AttentionBackendPtr()>;
 
 /// Id → backend. A backend is made, or its shared library opened, when it is first used. The order
-/// of the listing is the order of preference. Thread-safe.
+/// of the listing is the order of preference. Thread-safe; a
+/// factory runs under the registry's lock, so it may call the registry, but must not wait for
+/// another thread that does.
 class FOVEAL_API BackendRegistry {
  public:
   /// The registry with the built-in backends that select_backend uses by default.

@@ -1,5 +1,7 @@
 #include "foveal/backend.h"
 
+#include <fmt/ranges.h>
+
 #include <array>
 #include <utility>
 
@@ -7,6 +9,7 @@
 #include "core/metadata_checks.h"
 #include "core/tensor_checks.h"
 #include "foveal/ops.h"
+#include "foveal/selector.h"
 
 namespace foveal {
 namespace {
@@ -56,7 +59,7 @@ void check_rows(std::string_view name, const TensorView& tensor, DType dtype, De
   check_tensor(name, tensor, dtype, device, {-1, heads, size}, form);
   check_last_contiguous(name, tensor);
   check(tensor.size(0) >= min_rows, "{} is {}, it must have at least num_actual_tokens = {} rows",
-        name, tensor.describe(), min_rows);
+        name, tensor, min_rows);
 }
 
 /// The output may be wider than an fp8 query.
@@ -65,7 +68,7 @@ void check_output(const TensorView& output, const AttentionSpec& spec, Device de
   check(!output.empty(), "output is absent, it must be given");
   const DType dtype = is_fp8(spec.dtype) ? output.dtype() : spec.dtype;
   check(is_float(dtype) && !is_fp8(dtype), "output is {}, its dtype must be f32, f16 or bf16",
-        output.describe());
+        output);
   check_rows("output", output, dtype, device, min_rows, spec.num_heads, size, kOutputForm);
 }
 
@@ -76,7 +79,7 @@ void check_lse(const TensorView& lse, std::int64_t num_heads, Device device,
   }
   check_tensor("lse", lse, DType::f32, device, {num_heads, -1}, kLseForm);
   check(lse.size(1) >= min_rows, "lse is {}, it must have at least num_actual_tokens = {} columns",
-        lse.describe(), min_rows);
+        lse, min_rows);
 }
 
 void check_workspace(const AttentionMetadata& metadata, const ExecutionContext& context,
@@ -89,7 +92,9 @@ void check_workspace(const AttentionMetadata& metadata, const ExecutionContext& 
   check(workspace.is_contiguous() &&
             workspace.numel() * size_of(workspace.dtype()) >= metadata.workspace_bytes(),
         "context.workspace is {}, it must be contiguous and hold workspace_bytes() = {} bytes",
-        workspace.describe(), metadata.workspace_bytes());
+        workspace, metadata.workspace_bytes());
+  check(workspace.data() != nullptr || metadata.workspace_bytes() == 0,
+        "context.workspace has a null data pointer");
   check(reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 == 0,
         "context.workspace is not aligned to 64 bytes");
 }
@@ -102,8 +107,8 @@ void check_plain_rows(std::string_view name, const TensorView& tensor,
   if (starts.device().type == DeviceType::cpu) {
     const std::int32_t needed = starts.as<const std::int32_t>()[common.num_reqs];
     check(tensor.size(0) >= needed,
-          "{} is {}, it must have at least {} rows for the keys of all requests", name,
-          tensor.describe(), needed);
+          "{} is {}, it must have at least {} rows for the keys of all requests", name, tensor,
+          needed);
   }
 }
 
@@ -192,8 +197,8 @@ void AttentionImpl::update_kv_cache(const TensorView& key, const TensorView& val
              "[num_tokens, num_kv_heads, head_size]");
   check_rows("value", value, spec_.dtype, device, 0, spec_.num_kv_heads, spec_.value_head_size(),
              "[num_tokens, num_kv_heads, head_size_v]");
-  check(key.size(0) == value.size(0), "value is {}, it must have the {} rows of key",
-        value.describe(), key.size(0));
+  check(key.size(0) == value.size(0), "value is {}, it must have the {} rows of key", value,
+        key.size(0));
   check_kv_cache(kv_cache, -1, spec_.num_kv_heads, spec_.head_size, spec_.value_head_size(),
                  spec_.cache_dtype(), device);
   check_slot_mapping(slot_mapping, key.size(0), kv_cache.num_blocks() * kv_cache.block_size(),
@@ -310,6 +315,23 @@ void MlaAttentionImpl::forward_mqa(const MlaDecodeArgs& args, const AttentionMet
 }
 
 namespace detail {
+
+void require_served(std::string_view backend, const BackendCapabilities& can,
+                    const AttentionSpec& spec, const BuilderConfig* builder) {
+  SelectorConfig wanted = SelectorConfig::from(spec, can.device, can.min_compute_capability);
+  if (builder != nullptr) {
+    check_builder_config(*builder);
+    check(builder->device.type == can.device, "BuilderConfig: device is {}, {} serves {}",
+          to_string(builder->device), backend, to_string(can.device));
+    wanted.block_size = kernel_block_size(*builder);
+    wanted.batch_invariant = builder->batch_invariant;
+  }
+  const std::vector<std::string> reasons = capability_reasons(can, wanted);
+  if (!reasons.empty()) {
+    fail(ErrorCode::unsupported, "{} cannot serve the layer: {}", backend,
+         fmt::join(reasons, "; "));
+  }
+}
 
 void throw_wrong_impl(std::string_view backend, bool is_mla) {
   if (is_mla) {

@@ -1,6 +1,7 @@
 #include "core/metadata_checks.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "core/check.h"
@@ -12,7 +13,7 @@ namespace {
 /// The values of an i32 vector where the host can read them: from the tensor itself or from its
 /// host copy; else empty.
 std::span<const std::int32_t> host_values(const TensorView& tensor, const TensorView& host_copy) {
-  for (const TensorView* view : {&host_copy, &tensor}) {
+  for (const TensorView* view : {&tensor, &host_copy}) {
     if (!view->empty() && view->device().type == DeviceType::cpu) {
       return {view->as<const std::int32_t>(), static_cast<std::size_t>(view->size(0))};
     }
@@ -124,6 +125,9 @@ void check_prefix(const BuilderConfig& config, const CommonAttentionMetadata& co
         config.block_size);
   check(!common.block_table.empty(),
         "common_prefix_len is {}, cascade attention needs a block_table", prefix);
+  check(prefix / config.block_size <= common.block_table.size(1),
+        "common_prefix_len is {}, the {} columns of block_table hold less", prefix,
+        common.block_table.size(1));
   check(spec.window.unlimited() && spec.alibi_slopes.empty() && !spec.score_mod && !spec.mask_mod &&
             spec.attn_type == AttnType::decoder && !spec.mla,
         "common_prefix_len is {}, it must be 0 for layers with a window, ALiBi, a custom score or "
@@ -172,8 +176,10 @@ void check_builder_config(const BuilderConfig& config) {
         "BuilderConfig: kernel_block_size is {}, it must divide block_size = {}, or be 0 for the "
         "same",
         config.kernel_block_size, config.block_size);
-  check(config.num_blocks >= 0, "BuilderConfig: num_blocks is {}, it must be >= 0",
-        config.num_blocks);
+  constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+  check(config.num_blocks >= 0 && config.num_blocks <= kMaxBlocks,
+        "BuilderConfig: num_blocks is {}, it must be in [0, {}], as block ids are int32",
+        config.num_blocks, kMaxBlocks);
   check(config.num_splits >= 0,
         "BuilderConfig: num_splits is {}, it must be >= 1, or 0 for automatic", config.num_splits);
   check(config.num_threads >= 0,
@@ -222,10 +228,9 @@ void check_step(const BuilderConfig& config, const CommonAttentionMetadata& comm
     check_slot_mapping(common.slot_mapping, common.num_actual_tokens,
                        config.num_blocks * config.block_size, config.device);
   }
-  if (!common.cp_local_seq_lens.empty()) {
-    check_vector("cp_local_seq_lens", common.cp_local_seq_lens, common.num_reqs, "[num_reqs]",
-                 config.device);
-  }
+  check(common.cp_local_seq_lens.empty(),
+        "cp_local_seq_lens is given, no backend gathers over ranks: pass the local lengths as "
+        "seq_lens, and merge the ranks' parts by their lse");
   check_prefix(config, common, common_prefix_len, starts, lens);
 }
 

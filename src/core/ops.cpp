@@ -1,5 +1,7 @@
 #include "foveal/ops.h"
 
+#include <cmath>
+
 #include "core/check.h"
 #include "core/tensor_checks.h"
 #include "foveal/registry.h"
@@ -42,7 +44,7 @@ void merge_attn_states(const AttentionPart& result, const AttentionPart& a, cons
   const TensorView& output = result.output;
   check_ndim("result.output", output, 3);
   check(is_float(output.dtype()) && !is_fp8(output.dtype()),
-        "result.output is {}, its dtype must be f32, f16 or bf16", output.describe());
+        "result.output is {}, its dtype must be f32, f16 or bf16", output);
   check_last_contiguous("result.output", output);
   if (!result.lse.empty()) {
     check_tensor("result.lse", result.lse, DType::f32, output.device(),
@@ -61,17 +63,17 @@ void reshape_and_cache(const TensorView& key, const TensorView& value, const KVC
   const Device device = key.device();
   const DType dtype = key.dtype();
   const DType cache_dtype = kv_cache.key.dtype();
-  check(is_float(dtype), "key is {}, its dtype must be a floating type", key.describe());
+  check(is_float(dtype), "key is {}, its dtype must be a floating type", key);
   check(cache_dtype == dtype || is_fp8(cache_dtype),
-        "kv_cache.key is {}, its dtype must be {} as that of key, or an fp8",
-        kv_cache.key.describe(), to_string(dtype));
+        "kv_cache.key is {}, its dtype must be {} as that of key, or an fp8", kv_cache.key,
+        to_string(dtype));
   check_last_contiguous("key", key);
   check_tensor("value", value, dtype, device, {key.size(0), key.size(1), -1},
                "[num_tokens, num_kv_heads, head_size_v]");
   check_last_contiguous("value", value);
   check_kv_cache(kv_cache, -1, key.size(1), key.size(2), value.size(2), cache_dtype, device);
-  check(scales.k > 0.0F && scales.v > 0.0F, "scales are k = {} and v = {}, they must be positive",
-        scales.k, scales.v);
+  check(scales.k > 0.0F && scales.v > 0.0F && std::isfinite(scales.k) && std::isfinite(scales.v),
+        "scales are k = {} and v = {}, they must be positive and finite", scales.k, scales.v);
   check_slot_mapping(slot_mapping, key.size(0), kv_cache.num_blocks() * kv_cache.block_size(),
                      device);
   backend_of(device)->reshape_and_cache(key, value, kv_cache, slot_mapping, scales, context);

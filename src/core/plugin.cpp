@@ -9,6 +9,12 @@
 
 namespace foveal {
 
+namespace {
+
+const char* text(const char* string) { return string != nullptr ? string : "unnamed"; }
+
+}  // namespace
+
 AttentionBackendPtr load_plugin_backend(const std::string& path, const std::string& id) {
   // Never closed: code of the plug-in may still be on some thread's stack, and its types in the
   // caller's objects.
@@ -36,10 +42,13 @@ AttentionBackendPtr load_plugin_backend(const std::string& path, const std::stri
          path, plugin->abi_version, plugin->struct_size, FOVEAL_PLUGIN_ABI_VERSION,
          sizeof(FovealPlugin));
   }
+  if (plugin->create_backend == nullptr || plugin->destroy_backend == nullptr) {
+    fail(ErrorCode::io, "plug-in {}: create_backend and destroy_backend must not be null", path);
+  }
   const AttentionBackend* backend = plugin->create_backend(id.c_str());
   if (backend == nullptr) {
     fail(ErrorCode::unsupported, "plug-in {} ({} {}) has no backend of the id {}", path,
-         plugin->name, plugin->version, id);
+         text(plugin->name), text(plugin->version), id);
   }
   return {backend, plugin->destroy_backend};
 }

@@ -48,20 +48,36 @@ BackendRegistry::Impl::Slot& BackendRegistry::Impl::require(std::string_view id)
   return *slot;
 }
 
-AttentionBackendPtr BackendRegistry::Impl::load(Slot& slot) {
-  if (slot.backend || !slot.load_error.empty()) {
-    return slot.backend;
+AttentionBackendPtr BackendRegistry::Impl::load(const std::string& id, std::string& error) {
+  const Slot& before = require(id);
+  if (before.backend || !before.load_error.empty()) {
+    error = before.load_error;
+    return before.backend;
   }
-  const Source& source = slot.overridden ? slot.replacement : slot.original;
+  if (before.loading) {
+    error = "its factory asked for the backend that it is to make";
+    return nullptr;
+  }
+  const Source source = before.overridden ? before.replacement : before.original;
+  const std::uint64_t version = before.version;
+  require(id).loading = true;
+  AttentionBackendPtr backend;
   try {
-    slot.backend = source.factory ? source.factory() : load_plugin_backend(source.library, slot.id);
-    if (!slot.backend) {
-      slot.load_error = "its factory returned null";
-    }
-  } catch (const std::exception& error) {
-    slot.load_error = error.what();
+    backend = source.factory ? source.factory() : load_plugin_backend(source.library, id);
+    error = backend ? "" : "its factory returned null";
+  } catch (const std::exception& exception) {
+    error = exception.what();
+  } catch (...) {
+    error = "its factory threw something that is no std::exception";
   }
-  return slot.backend;
+  Slot& after = require(id);
+  after.loading = false;
+  if (after.version != version) {
+    return load(id, error);  // Overridden by its own factory.
+  }
+  after.backend = backend;
+  after.load_error = error;
+  return backend;
 }
 
 void BackendRegistry::Impl::add(std::string_view id, std::string_view display_name, Source source,
@@ -152,10 +168,11 @@ void BackendRegistry::clear_override(std::string_view id) { impl_->replace(id, {
 
 AttentionBackendPtr BackendRegistry::get(std::string_view id) {
   const std::lock_guard lock(impl_->mutex);
-  Impl::Slot& slot = impl_->require(id);
-  AttentionBackendPtr backend = impl_->load(slot);
+  const std::string upper = impl_->require(id).id;
+  std::string error;
+  AttentionBackendPtr backend = impl_->load(upper, error);
   if (!backend) {
-    fail(ErrorCode::unsupported, "backend {} cannot be loaded: {}", slot.id, slot.load_error);
+    fail(ErrorCode::unsupported, "backend {} cannot be loaded: {}", upper, error);
   }
   return backend;
 }

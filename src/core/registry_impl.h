@@ -29,6 +29,7 @@ struct BackendRegistry::Impl {
     bool overridden = false;
     AttentionBackendPtr backend;  ///< Null until first use.
     std::string load_error;       ///< Why loading failed; it is not tried again.
+    bool loading = false;         ///< Its factory is running.
     std::uint64_t version = 0;    ///< Raised by each override.
   };
   /// A finished selection with the versions of the slots it looked at.
@@ -47,8 +48,9 @@ struct BackendRegistry::Impl {
   Slot* find(std::string_view id);
   /// The slot of an id, or invalid_argument with the ids there are.
   Slot& require(std::string_view id);
-  /// The slot's backend, loaded if needed; null with load_error set when it cannot be.
-  AttentionBackendPtr load(Slot& slot);
+  /// The backend of an id that exists, loaded if needed; null, with the reason in `error`, when it
+  /// cannot be. The factory may add or override backends: no slot is held across its call.
+  AttentionBackendPtr load(const std::string& id, std::string& error);
   void add(std::string_view id, std::string_view display_name, Source source,
            std::string_view before);
   void replace(std::string_view id, Source source);

@@ -121,14 +121,19 @@ SelectionReport make_report(const SelectorConfig& config, BackendRegistry::Impl&
     registry.require(wanted);
   }
   std::int64_t priority = 0;
-  for (BackendRegistry::Impl::Slot& slot : registry.slots) {
-    Candidate candidate{slot.id, slot.display_name, priority++, false, {}};
-    if (!wanted.empty() && slot.id != wanted) {
+  // Loading may add backends, so the list is fixed first.
+  std::vector<Candidate> listed;
+  for (const BackendRegistry::Impl::Slot& slot : registry.slots) {
+    listed.push_back({slot.id, slot.display_name, priority++, false, {}});
+  }
+  for (Candidate& candidate : listed) {
+    if (!wanted.empty() && candidate.id != wanted) {
       continue;
     }
-    const AttentionBackendPtr backend = registry.load(slot);
+    std::string load_error;
+    const AttentionBackendPtr backend = registry.load(candidate.id, load_error);
     if (!backend) {
-      candidate.reasons.push_back(fmt::format("cannot be loaded: {}", slot.load_error));
+      candidate.reasons.push_back(fmt::format("cannot be loaded: {}", load_error));
     } else {
       candidate.reasons = backend->validate(config);
       if (wanted.empty() && !backend->capabilities().auto_select) {
@@ -137,12 +142,12 @@ SelectionReport make_report(const SelectorConfig& config, BackendRegistry::Impl&
     }
     if (candidate.reasons.empty() && report.chosen.empty()) {
       candidate.chosen = true;
-      report.chosen = slot.id;
+      report.chosen = candidate.id;
     } else if (report.chosen.empty() && backend &&
                backend->capabilities().device == config.device &&
                backend->capabilities().auto_select &&
                backend->capabilities().mla == config.use_mla) {
-      report.passed_over.push_back(slot.id);
+      report.passed_over.push_back(candidate.id);
     }
     report.candidates.push_back(std::move(candidate));
   }
@@ -372,7 +377,8 @@ std::int64_t select_kernel_block_size(std::int64_t manager_block_size,
                                       std::span<const AttentionBackendPtr> backends) {
   check(manager_block_size > 0, "manager_block_size is {}, it must be positive",
         manager_block_size);
-  check(!backends.empty(), "backends is empty, it must name at least one");
+  check(!backends.empty() && std::find(backends.begin(), backends.end(), nullptr) == backends.end(),
+        "backends is empty or holds a null, it must name at least one backend");
   const auto all_accept = [&](std::int64_t size) {
     return std::all_of(backends.begin(), backends.end(), [&](const AttentionBackendPtr& backend) {
       const std::vector<BlockSize>& sizes = backend->capabilities().block_sizes;
@@ -398,6 +404,7 @@ std::int64_t select_kernel_block_size(std::int64_t manager_block_size,
 }
 
 std::int64_t preferred_block_size(const AttentionBackend& backend, std::int64_t wanted) {
+  check(wanted > 0, "wanted is {}, it must be positive", wanted);
   const std::vector<BlockSize>& sizes = backend.capabilities().block_sizes;
   if (accepts_block_size(sizes, wanted)) {
     return wanted;

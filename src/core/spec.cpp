@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/check.h"
@@ -19,7 +20,7 @@ constexpr std::array<std::pair<std::string_view, AttnType>, 4> kAttnTypes{{
 }};
 
 std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
-  return (value + divisor - 1) / divisor;
+  return value / divisor + (value % divisor != 0 ? 1 : 0);
 }
 
 bool values_differ(const KVCacheSpec& spec) {
@@ -89,9 +90,10 @@ void AttentionSpec::validate() const {
         to_string(cache_dtype()));
   check(std::isfinite(softmax_scale()), "AttentionSpec: scale is {}, it must be finite",
         softmax_scale());
-  check(window.left >= -1 && window.right >= -1,
-        "AttentionSpec: window is ({}, {}), each side must be >= 0, or -1 for unlimited",
-        window.left, window.right);
+  constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
+  check(window.left >= -1 && window.right >= -1 && window.left < kWidest && window.right < kWidest,
+        "AttentionSpec: window is ({}, {}), each side must be in [0, {}), or -1 for unlimited",
+        window.left, window.right, kWidest);
   check(logits_soft_cap >= 0.0F && std::isfinite(logits_soft_cap),
         "AttentionSpec: logits_soft_cap is {}, it must be positive, or 0 to turn it off",
         logits_soft_cap);
@@ -168,6 +170,7 @@ std::int64_t KVCacheSpec::max_blocks_per_request(std::int64_t max_seq_len,
   if (kind == Kind::encoder_only) {
     return 0;
   }
+  check(block_size > 0, "KVCacheSpec: block_size is {}, it must be positive", block_size);
   const std::int64_t whole = ceil_div(max_seq_len, block_size);
   if (kind != Kind::sliding_window) {
     return whole;
@@ -178,6 +181,11 @@ std::int64_t KVCacheSpec::max_blocks_per_request(std::int64_t max_seq_len,
 
 KVCacheLayout KVCacheLayout::flash(const KVCacheSpec& spec, std::int64_t num_blocks,
                                    KVCacheOrder order) {
+  if (spec.page_size_padded != 0 && spec.page_size_bytes() == spec.page_size_padded) {
+    fail(ErrorCode::unsupported,
+         "page_size_padded is {} bytes, a layout has no padding: make a strided view of the cache",
+         spec.page_size_padded);
+  }
   const bool nhd = order == KVCacheOrder::nhd;
   if (values_differ(spec)) {
     return {{num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size + spec.head_size_v},

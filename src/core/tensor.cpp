@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace foveal {
@@ -12,8 +14,12 @@ void check_shape(std::span<const std::int64_t> shape) {
   check(shape.size() <= TensorView::kMaxDims,
         "TensorView: shape has {} dimensions, at most {} are accepted", shape.size(),
         TensorView::kMaxDims);
+  std::int64_t elements = 1;
   for (const std::int64_t size : shape) {
     check(size >= 0, "TensorView: shape is [{}], every size must be >= 0", fmt::join(shape, ", "));
+    check(!__builtin_mul_overflow(elements, std::max<std::int64_t>(size, 1), &elements),
+          "TensorView: shape is [{}], its elements must be countable in 63 bits",
+          fmt::join(shape, ", "));
   }
 }
 

@@ -8,18 +8,15 @@ namespace foveal {
 
 void check_ndim(std::string_view name, const TensorView& tensor, int ndim) {
   check(!tensor.empty(), "{} is absent, it must be given", name);
-  check(tensor.ndim() == ndim, "{} is {}, it must have {} dimensions", name, tensor.describe(),
-        ndim);
+  check(tensor.ndim() == ndim, "{} is {}, it must have {} dimensions", name, tensor, ndim);
 }
 
 void check_dtype(std::string_view name, const TensorView& tensor, DType dtype) {
-  check(tensor.dtype() == dtype, "{} is {}, its dtype must be {}", name, tensor.describe(),
-        to_string(dtype));
+  check(tensor.dtype() == dtype, "{} is {}, its dtype must be {}", name, tensor, to_string(dtype));
 }
 
 void check_device(std::string_view name, const TensorView& tensor, Device device) {
-  check(tensor.device() == device, "{} is {}, it must be on {}", name, tensor.describe(),
-        to_string(device));
+  check(tensor.device() == device, "{} is {}, it must be on {}", name, tensor, to_string(device));
 }
 
 void check_tensor(std::string_view name, const TensorView& tensor, DType dtype, Device device,
@@ -30,7 +27,7 @@ void check_tensor(std::string_view name, const TensorView& tensor, DType dtype, 
   int dim = 0;
   for (const std::int64_t size : shape) {
     check(size < 0 || tensor.size(dim) == size, "{} is {}, dimension {} must be {} in {}", name,
-          tensor.describe(), dim, size, form);
+          tensor, dim, size, form);
     ++dim;
   }
   check(tensor.data() != nullptr || tensor.numel() == 0, "{} has a null data pointer", name);

@@ -2,11 +2,23 @@
 
 // Checks of tensors handed in by callers. Every message begins with the argument's name.
 
+#include <fmt/format.h>
+
 #include <initializer_list>
 #include <string_view>
 
 #include "foveal/backend.h"
 #include "foveal/tensor.h"
+
+/// Tensors in messages: described only when the message is made, so that a check that holds costs
+/// nothing.
+template <>
+struct fmt::formatter<foveal::TensorView> : fmt::formatter<std::string_view> {
+  template <typename Context>
+  auto format(const foveal::TensorView& tensor, Context& context) const {
+    return fmt::formatter<std::string_view>::format(tensor.describe(), context);
+  }
+};
 
 namespace foveal {
 

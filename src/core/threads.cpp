@@ -122,8 +122,10 @@ using DefaultThreadPool = TbbThreadPool;
 ThreadPool::~ThreadPool() = default;
 
 std::shared_ptr<ThreadPool> make_thread_pool(int num_threads) {
-  check(num_threads >= 0, "num_threads is {}, it must be >= 1, or 0 for all the machine has",
-        num_threads);
+  constexpr int kMost = 4096;
+  check(num_threads >= 0 && num_threads <= kMost,
+        "num_threads is {}, it must be in [1, {}], or 0 for all the machine has", num_threads,
+        kMost);
   return std::make_shared<DefaultThreadPool>(
       num_threads > 0 ? num_threads : tbb::this_task_arena::max_concurrency());
 }

@@ -2,6 +2,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -186,14 +187,17 @@ class CpuImpl final : public AttentionImpl {
     const std::int64_t kv_heads = spec().num_kv_heads;
     float* const scratch = planned.workspace(context) + planned.layout().scratch();
     const std::int64_t scratch_floats = planned.layout().scratch_floats;
-    pool.parallel_for(std::ssize(plan.items) * kv_heads, [&](std::int64_t task, int worker) {
+    const auto attend = [&](std::int64_t task, int worker) {
       cpu::run_work_item(call, plan.items[static_cast<std::size_t>(task / kv_heads)],
                          task % kv_heads, scratch + worker * scratch_floats);
-    });
-    pool.parallel_for(std::ssize(plan.merges) * kv_heads, [&](std::int64_t task, int worker) {
+    };
+    const auto merge = [&](std::int64_t task, int worker) {
       cpu::run_merge_item(call, plan, plan.merges[static_cast<std::size_t>(task / kv_heads)],
                           task % kv_heads, scratch + worker * scratch_floats);
-    });
+    };
+    // By reference: a std::function of so large a lambda would allocate.
+    pool.parallel_for(std::ssize(plan.items) * kv_heads, std::ref(attend));
+    pool.parallel_for(std::ssize(plan.merges) * kv_heads, std::ref(merge));
   }
 
   cpu::AttentionCall make_call(const ForwardArgs& args, const CpuMetadata& metadata,
@@ -278,19 +282,18 @@ struct CpuAttention {
     can.custom_score = true;
     can.non_causal = true;
     can.lse = true;
-    can.decode_context_parallel = true;
     can.batch_invariant = true;
     can.cascade = true;
     return can;
   }
 
-  /// The capabilities say it all.
   static std::string runtime() {
     // Targets are bits, the best one lowest.
     const std::int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
     return fmt::format("instruction set {}", hwy::TargetName(targets & -targets));
   }
 
+  /// The capabilities say it all.
   static std::vector<std::string> validate(const SelectorConfig& /*config*/) { return {}; }
 
   static KVCacheLayout kv_cache_layout(const KVCacheSpec& spec, std::int64_t num_blocks,

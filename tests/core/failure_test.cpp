@@ -238,6 +238,55 @@ TEST_P(Failure, BuilderConfig) {
   });
 }
 
+TEST_P(Failure, HostCopiesDoNotHideTheTensors) {
+  std::vector<std::int32_t> host_lens{20, 17, 0};
+  common.seq_lens_host = {host_lens.data(), DType::i32, {3}};
+  seq_lens = {2000000, 17, 0};
+  build_fails("max_seq_len is 20", "seq_lens[0] = 2000000");
+}
+
+TEST_P(Failure, LayersThatTheBackendCannotServe) {
+  spec.mla = MlaDims{8, 8, 8, 8};
+  spec.num_kv_heads = 1;
+  spec.scale = 1.0F;
+  spec.head_size_v = 8;
+  expect_error(
+      ErrorCode::unsupported, [&] { backend()->make_impl(spec); }, "MLA is not supported");
+  expect_error(
+      ErrorCode::unsupported, [&] { backend()->make_builder(builder_config()); },
+      "MLA is not supported");
+}
+
+TEST_P(Failure, DeviceOfTheBuilder) {
+  BuilderConfig config = builder_config();
+  config.device = {DeviceType::cuda, 0};
+  expect_error(
+      kInvalid, [&] { backend()->make_builder(config); }, "device is cuda:0", "cpu");
+}
+
+TEST_P(Failure, LocalLengthsAreNotIgnored) {
+  common.cp_local_seq_lens = common.seq_lens;
+  build_fails("cp_local_seq_lens is given");
+}
+
+TEST(CpuFailure, DtypesThatItDoesNotServe) {
+  AttentionSpec spec;
+  spec.num_heads = spec.num_kv_heads = 1;
+  spec.head_size = 16;
+  const AttentionBackendPtr cpu = BackendRegistry::global().get("CPU_ATTN");
+  spec.dtype = DType::f64;
+  expect_error(
+      ErrorCode::unsupported, [&] { cpu->make_impl(spec); }, "dtype is f64, accepted are");
+  spec.dtype = DType::f32;
+  spec.kv_cache_dtype = DType::f64;
+  expect_error(
+      ErrorCode::unsupported, [&] { cpu->make_impl(spec); }, "kv_cache_dtype is f64");
+  spec.kv_cache_dtype.reset();
+  spec.head_size = 20;
+  expect_error(
+      ErrorCode::unsupported, [&] { cpu->make_impl(spec); }, "head_size is 20");
+}
+
 TEST_P(Failure, CommonPrefix) {
   expect_error(
       kInvalid, [&] { build(10); },
@@ -394,6 +443,10 @@ TEST_P(Failure, Workspace) {
   }
   std::vector<std::byte> small(64);
   ExecutionContext context;
+  context.workspace = {nullptr, DType::u8, {metadata->workspace_bytes()}};
+  expect_error(
+      kInvalid, [&] { backend()->make_impl(spec)->forward(args, *metadata, context); },
+      "null data pointer");
   context.workspace = {small.data(), DType::u8, {1}};
   expect_error(
       kInvalid, [&] { backend()->make_impl(spec)->forward(args, *metadata, context); },
@@ -504,9 +557,10 @@ TEST(MlaFailure, NeitherWayTakesTheOthersMetadata) {
   AttentionSpec plain_spec = spec;
   plain_spec.mla.reset();
   expect_error(
-      kInvalid, [&] { backend->make_mla_impl(plain_spec); }, "mla is unset");
+      ErrorCode::unsupported, [&] { backend->make_mla_impl(plain_spec); }, "only MLA is supported");
   expect_error(
-      kInvalid, [&] { BackendRegistry::global().get("REFERENCE")->make_impl(spec); }, "mla is set");
+      ErrorCode::unsupported, [&] { BackendRegistry::global().get("REFERENCE")->make_impl(spec); },
+      "MLA is not supported");
 }
 
 }  // namespace

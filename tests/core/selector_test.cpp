@@ -259,6 +259,20 @@ TEST_F(Selector, BackendsThatCannotBeLoadedAreRefusedWithTheReason) {
       ErrorCode::unsupported, [&] { registry.get("FIRST"); }, "no such driver");
 }
 
+TEST_F(Selector, FactoriesMayChangeTheRegistry) {
+  registry.override_backend("FIRST", [&] {
+    for (int i = 0; i < 100; ++i) {
+      registry.add("EXTRA" + std::to_string(i), "", Second::make);
+    }
+    return First::make();
+  });
+  EXPECT_EQ(select_backend(config, registry), registry.get("FIRST"));
+  EXPECT_EQ(registry.entries().size(), 102U);
+  registry.override_backend("SECOND", [&] { return registry.get("SECOND"); });
+  expect_error(
+      ErrorCode::unsupported, [&] { registry.get("SECOND"); }, "asked for the backend");
+}
+
 TEST_F(Selector, ReportsAsTextAndJson) {
   First::can.dtypes = {DType::f16};
   const SelectionReport report = explain_selection(config, registry);

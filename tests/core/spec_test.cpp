@@ -58,6 +58,9 @@ TEST(AttentionSpec, RefusesContradictions) {
   refuses("scale is inf",
           [](AttentionSpec& s) { s.scale = std::numeric_limits<float>::infinity(); });
   refuses("window is (-2, 0)", [](AttentionSpec& s) { s.window = {-2, 0}; });
+  refuses("window is (-1, 9223372036854775807)", [](AttentionSpec& s) {
+    s.window = {-1, std::numeric_limits<std::int64_t>::max()};
+  });
   refuses("logits_soft_cap is -1", [](AttentionSpec& s) { s.logits_soft_cap = -1.0F; });
   refuses("alibi_slopes has 3 entries, it must have num_heads = 8", [](AttentionSpec& s) {
     s.alibi_slopes = {1, 2, 3};
