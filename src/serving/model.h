@@ -64,8 +64,8 @@ Model load_model(const std::filesystem::path& path, ProgressFn progress = nullpt
                  void* user = nullptr);
 
 /// Where scripts/fetch_model.sh puts the small chat model of the examples and tests:
-/// models/SmolLM2-135M-Instruct.Q4_1.gguf under $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else
-/// $HOME/.cache/foveal (a variable that is empty counts as unset). The file need not exist.
+/// models/SmolLM2-135M-Instruct.Q4_1.gguf under $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal,
+/// else $HOME/.cache/foveal (a variable that is empty counts as unset). The file need not exist.
 std::filesystem::path default_model_path();
 
 }  // namespace foveal::serving
