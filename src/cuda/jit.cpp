@@ -40,6 +40,8 @@ double milliseconds_since(std::chrono::steady_clock::time_point begin) {
       .count();
 }
 
+}  // namespace
+
 /// A map whose values are made once, by the first who asks; the others wait. A failure is passed to
 /// those who waited and forgotten, so that a later call tries again.
 template <typename Value>
@@ -82,8 +84,6 @@ struct LoadedKernel {
   Module module;
   Kernel kernel;
 };
-
-}  // namespace
 
 struct Jit::Impl {
   explicit Impl(JitOptions options)

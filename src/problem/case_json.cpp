@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/index.h"
 #include "problem/json_value.h"
 #include "problem/problem_file.h"
 #include "problem/spec_json.h"
@@ -18,9 +19,7 @@ constexpr std::int64_t kMaxHeads = 1 << 14;
 constexpr std::int64_t kMaxHeadSize = 1 << 14;
 /// Numbers of all tensors of a file: half a gibibyte as doubles. A few bytes of JSON can ask for
 /// more.
-constexpr std::int64_t kMaxNumbers = 1 << 26;
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+constexpr std::int64_t kMaxCaseNumbers = 1 << 26;
 
 void read_spec(const JsonValue& json, AttentionProblem& problem) {
   json.only({"num_heads", "num_kv_heads", "head_size", "head_size_v", "scale", "causal",
@@ -65,7 +64,7 @@ void read_requests(const JsonValue& json, AttentionProblem& problem, std::int64_
   const auto spend = [&](std::int64_t numbers) {
     if (numbers > budget) {
       fail(ErrorCode::io, "{}: the tensors of a file may have {} numbers at most", json.where(),
-           kMaxNumbers);
+           kMaxCaseNumbers);
     }
     budget -= numbers;
   };
@@ -311,7 +310,7 @@ std::vector<FileProblem> parse_cases(std::string_view text, const std::string& f
     fail(ErrorCode::io, "{} is not JSON: {}", file, error.what());
   }
   std::vector<FileProblem> problems;
-  std::int64_t budget = kMaxNumbers;
+  std::int64_t budget = kMaxCaseNumbers;
   if (!json.is_array()) {
     append_case(json, fmt::format("{}: case", file), budget, problems);
     return problems;

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/convert.h"
+#include "problem/problem.h"
 
 namespace foveal::problem {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kGuardBytes = 512;
 constexpr std::byte kCanary{0xA5};
-constexpr std::size_t kMaxMessages = 4;
 
 /// Calls fn(index) for every index of the shape.
 template <typename Fn>

@@ -8,15 +8,13 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/index.h"
 #include "foveal/registry.h"
 
 namespace foveal::problem {
 namespace {
 
 constexpr double kUnit = 0x1p-24;
-constexpr std::size_t kMaxMessages = 4;
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 double terms(std::int64_t count) {
   const auto k = static_cast<double>(count);
@@ -29,10 +27,6 @@ double norm(const std::vector<double>& numbers, std::int64_t offset, std::int64_
     sum += numbers[at(offset + i)] * numbers[at(offset + i)];
   }
   return std::sqrt(sum);
-}
-
-double scale_in(DType dtype, float scale) {
-  return is_fp8(dtype) ? static_cast<double>(scale) : 1.0;
 }
 
 std::vector<double> scaled(const std::vector<double>& numbers, double scale) {

@@ -6,11 +6,10 @@
 
 #include "core/check.h"
 #include "core/convert.h"
+#include "core/index.h"
 
 namespace foveal::problem {
 namespace {
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 constexpr std::int64_t kGap = 8;  ///< Elements, so that what was aligned to 8 elements stays so.
 constexpr std::int64_t kUnnamedBlocks = 2;

@@ -8,11 +8,10 @@
 
 #include "core/check.h"
 #include "core/convert.h"
+#include "core/index.h"
 
 namespace foveal::problem {
 namespace {
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 /// Normal numbers from splitmix64 and Box and Muller: the standard library's distributions differ
 /// from one implementation to another.
@@ -45,10 +44,6 @@ void check_length(std::string_view name, const std::vector<double>& numbers, std
 }
 
 /// What an element of a tensor of `dtype` stands for is element · scale, where it is fp8.
-double scale_in(DType dtype, float scale) {
-  return is_fp8(dtype) ? static_cast<double>(scale) : 1.0;
-}
-
 std::vector<double> convert(const std::vector<double>& numbers, DType from, DType to, float scale) {
   std::vector<double> converted;
   converted.reserve(numbers.size());
@@ -59,6 +54,10 @@ std::vector<double> convert(const std::vector<double>& numbers, DType from, DTyp
 }
 
 }  // namespace
+
+double scale_in(DType dtype, float scale) {
+  return is_fp8(dtype) ? static_cast<double>(scale) : 1.0;
+}
 
 double round_to(DType dtype, double value) {
   std::uint64_t bits = 0;

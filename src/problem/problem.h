@@ -9,6 +9,9 @@
 
 namespace foveal::problem {
 
+/// Wrong numbers of one kind that are described; the rest are counted.
+inline constexpr std::size_t kMaxMessages = 4;
+
 struct Request {
   std::int64_t q_len = 0;
   std::int64_t kv_len =
@@ -80,6 +83,8 @@ struct AttentionProblem {
 /// The same problem in another dtype. Numbers are rounded; an fp8 cache stays as it is.
 AttentionProblem with_dtype(const AttentionProblem& problem, DType dtype);
 
+/// What a stored number of the dtype is multiplied with: fp8 alone has scales.
+double scale_in(DType dtype, float scale);
 /// The nearest number of the dtype.
 double round_to(DType dtype, double value);
 /// Unit roundoff: half the distance from 1 to the next number.

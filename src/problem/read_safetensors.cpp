@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/convert.h"
+#include "core/index.h"
 #include "problem/problem_file.h"
 #include "problem/spec_json.h"
 #include "serving/safetensors.h"
@@ -24,8 +25,6 @@ constexpr std::array<std::string_view, 13> kTensors{
     "query",           "key",      "value", "key_cache",    "value_cache", "block_table",
     "query_start_loc", "seq_lens", "mask",  "alibi_slopes", "sinks",       "expected_output",
     "expected_lse"};
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 /// The tensors of a file, with checks.
 class Reader {

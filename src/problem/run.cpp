@@ -5,13 +5,12 @@
 #include <optional>
 
 #include "core/check.h"
+#include "core/index.h"
 #include "foveal/selector.h"
 #include "problem/memory.h"
 
 namespace foveal::problem {
 namespace {
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 /// Blocks may be much larger than what stands in them, so that a small file asks for a large cache.
 constexpr std::int64_t kMaxCacheElements = std::int64_t{1} << 32;

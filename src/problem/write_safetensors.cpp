@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/convert.h"
+#include "core/index.h"
 #include "problem/problem_file.h"
 #include "serving/safetensors.h"
 
@@ -13,8 +14,6 @@ namespace foveal::problem {
 namespace {
 
 using Shape = std::vector<std::int64_t>;
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 /// Tensors by name, with their data.
 class Tensors {

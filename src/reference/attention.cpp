@@ -7,14 +7,13 @@
 #include <span>
 
 #include "core/convert.h"
+#include "core/index.h"
 #include "reference/contract.h"
 
 namespace foveal::reference {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 std::int64_t offset_of(const TensorView& tensor, std::initializer_list<std::int64_t> index) {
   std::int64_t offset = 0;

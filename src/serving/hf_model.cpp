@@ -13,7 +13,7 @@
 namespace foveal::serving {
 namespace {
 
-constexpr TensorNames kNames{
+constexpr TensorNames kHfNames{
     .token_embedding = "model.embed_tokens.weight",
     .attn_norm = "model.layers.{}.input_layernorm.weight",
     .q = "model.layers.{}.self_attn.q_proj.weight",
@@ -28,14 +28,11 @@ constexpr TensorNames kNames{
     .lm_head = "lm_head.weight",
 };
 
-constexpr std::size_t kMaxJsonBytes = 100'000'000;
-
 /// config.json with its path, for messages.
 class Config {
  public:
   explicit Config(const std::filesystem::path& path)
-      : file_(path.string()),
-        json_(parse_json_object(read_text_file(path, kMaxJsonBytes), file_)) {}
+      : file_(path.string()), json_(read_json_object(path)) {}
 
   const std::string& file() const { return file_; }
   const nlohmann::json* find(const std::string& key) const { return find_member(json_, key); }
@@ -161,8 +158,7 @@ std::vector<std::filesystem::path> weight_files(const std::filesystem::path& fol
     fail(ErrorCode::io, "{}: has neither model.safetensors nor model.safetensors.index.json",
          folder.string());
   }
-  const nlohmann::json index =
-      parse_json_object(read_text_file(index_path, kMaxJsonBytes), index_path.string());
+  const nlohmann::json index = read_json_object(index_path);
   const nlohmann::json* map = find_member(index, "weight_map");
   if (map == nullptr || !map->is_object()) {
     fail(ErrorCode::io, "{}: weight_map is not an object", index_path.string());
@@ -243,12 +239,12 @@ Model load_hf_model(const std::filesystem::path& path, ProgressFn progress, void
 
   const nlohmann::json* tie = file.find("tie_word_embeddings");
   const bool tied = tie != nullptr && *tie == true;
-  const auto expected = expected_tensors(config, kNames, tied);
+  const auto expected = expected_tensors(config, kHfNames, tied);
   for (const auto& [name, where] : weights.where()) {
     // A tied head may be stored again, and old checkpoints hold the rotary frequencies, which
     // follow from rope_theta.
     const bool redundant =
-        (tied && name == kNames.lm_head) || name.ends_with(".rotary_emb.inv_freq");
+        (tied && name == kHfNames.lm_head) || name.ends_with(".rotary_emb.inv_freq");
     if (!expected.contains(name) && !redundant) {
       fail(ErrorCode::unsupported,
            "{}: tensor {} is not one of a plain Llama decoder (biases and adapters are not "
@@ -257,7 +253,7 @@ Model load_hf_model(const std::filesystem::path& path, ProgressFn progress, void
     }
   }
   return assemble_model(
-      config, kNames, tied,
+      config, kHfNames, tied,
       [&](const std::string& name, const std::vector<std::int64_t>& shape) {
         return weights.find(name, shape);
       },

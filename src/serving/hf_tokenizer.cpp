@@ -10,7 +10,6 @@
 namespace foveal::serving {
 namespace {
 
-constexpr std::size_t kMaxJsonBytes = 100'000'000;
 constexpr std::int64_t kMaxTokens = 1 << 24;
 
 using Ids = std::unordered_map<std::string, std::int32_t>;
@@ -208,8 +207,7 @@ void read_neighbours(const std::filesystem::path& folder, BpeVocabulary& vocabul
   };
   const std::filesystem::path config_path = folder / "tokenizer_config.json";
   if (file_exists(config_path)) {
-    const auto config =
-        parse_json_object(read_text_file(config_path, kMaxJsonBytes), config_path.string());
+    const auto config = read_json_object(config_path);
     if (const auto eos = token_text(find_member(config, "eos_token"))) {
       add_stop(*eos);
     }
@@ -220,8 +218,7 @@ void read_neighbours(const std::filesystem::path& folder, BpeVocabulary& vocabul
   }
   const std::filesystem::path generation_path = folder / "generation_config.json";
   if (file_exists(generation_path)) {
-    const auto config =
-        parse_json_object(read_text_file(generation_path, kMaxJsonBytes), generation_path.string());
+    const auto config = read_json_object(generation_path);
     const nlohmann::json eos = config.value("eos_token_id", nlohmann::json());
     for (const nlohmann::json& id : eos.is_array() ? eos : nlohmann::json::array({eos})) {
       if (id.is_number_unsigned() && id.get<std::uint64_t>() < vocabulary.tokens.size()) {
@@ -248,7 +245,7 @@ void read_neighbours(const std::filesystem::path& folder, BpeVocabulary& vocabul
 
 std::unique_ptr<Tokenizer> load_hf_tokenizer(const std::filesystem::path& path) {
   const std::string file = path.string();
-  const nlohmann::json json = parse_json_object(read_text_file(path, kMaxJsonBytes), file);
+  const nlohmann::json json = read_json_object(path);
   if (const nlohmann::json* normalizer = find_member(json, "normalizer")) {
     fail(ErrorCode::unsupported, "{}: normalizer is {}, must be null", file,
          describe_json(*normalizer));

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "core/check.h"
+#include "serving/mapped_file.h"
 
 namespace foveal::serving {
 
@@ -15,6 +17,12 @@ inline nlohmann::json parse_json_object(std::string_view text, const std::string
     fail(ErrorCode::io, "{}: is not a JSON object, or malformed JSON", file);
   }
   return json;
+}
+
+/// The JSON object that a file of at most 100 MB holds; throws io as above.
+inline nlohmann::json read_json_object(const std::filesystem::path& path) {
+  constexpr std::size_t kMaxBytes = 100'000'000;
+  return parse_json_object(read_text_file(path, kMaxBytes), path.string());
 }
 
 /// A value as a message shows it: short, and whatever bytes its strings hold.

@@ -9,7 +9,7 @@
 namespace foveal::serving {
 namespace {
 
-constexpr TensorNames kNames{
+constexpr TensorNames kLlama2cNames{
     .token_embedding = "token_embedding",
     .attn_norm = "rms_att.{}",
     .q = "wq.{}",
@@ -84,22 +84,22 @@ Model load_llama2c_model(const std::filesystem::path& path, ProgressFn progress,
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t q_rows = config.num_heads * config.head_size;
   const std::int64_t kv_rows = config.num_kv_heads * config.head_size;
-  take(std::string(kNames.token_embedding), config.vocab_size * hidden);
-  take_layers(kNames.attn_norm, hidden);
-  take_layers(kNames.q, q_rows * hidden);
-  take_layers(kNames.k, kv_rows * hidden);
-  take_layers(kNames.v, kv_rows * hidden);
-  take_layers(kNames.output, hidden * q_rows);
-  take_layers(kNames.ffn_norm, hidden);
-  take_layers(kNames.gate, config.intermediate_size * hidden);
-  take_layers(kNames.down, hidden * config.intermediate_size);
-  take_layers(kNames.up, config.intermediate_size * hidden);
-  take(std::string(kNames.output_norm), hidden);
+  take(std::string(kLlama2cNames.token_embedding), config.vocab_size * hidden);
+  take_layers(kLlama2cNames.attn_norm, hidden);
+  take_layers(kLlama2cNames.q, q_rows * hidden);
+  take_layers(kLlama2cNames.k, kv_rows * hidden);
+  take_layers(kLlama2cNames.v, kv_rows * hidden);
+  take_layers(kLlama2cNames.output, hidden * q_rows);
+  take_layers(kLlama2cNames.ffn_norm, hidden);
+  take_layers(kLlama2cNames.gate, config.intermediate_size * hidden);
+  take_layers(kLlama2cNames.down, hidden * config.intermediate_size);
+  take_layers(kLlama2cNames.up, config.intermediate_size * hidden);
+  take(std::string(kLlama2cNames.output_norm), hidden);
   // Tables of the rotary cosines and sines, which Foveal computes.
   take("freq_cis_real", config.max_seq_len * config.head_size / 2);
   take("freq_cis_imag", config.max_seq_len * config.head_size / 2);
   if (!header.tied) {
-    take(std::string(kNames.lm_head), config.vocab_size * hidden);
+    take(std::string(kLlama2cNames.lm_head), config.vocab_size * hidden);
   }
   if (reader.remaining() != 0) {
     fail(ErrorCode::io,
@@ -107,7 +107,7 @@ Model load_llama2c_model(const std::filesystem::path& path, ProgressFn progress,
          reader.remaining());
   }
   return assemble_model(
-      config, kNames, header.tied,
+      config, kLlama2cNames, header.tied,
       [&](const std::string& name, const std::vector<std::int64_t>&) { return tensors.at(name); },
       progress, user);
 }

@@ -14,7 +14,7 @@ namespace foveal::tests {
 namespace {
 
 constexpr const char* kName = "FLASH_ATTN_MIRROR";
-constexpr Device kDevice{DeviceType::cuda, 0};
+constexpr Device kGpu{DeviceType::cuda, 0};
 
 const AttentionBackendPtr& flash() {
   static const AttentionBackendPtr backend = BackendRegistry::global().get("FLASH_ATTN");
@@ -57,7 +57,7 @@ class Mirror {
         }
       }
     }
-    return {data, view.dtype(), view.shape(), view.strides(), kDevice};
+    return {data, view.dtype(), view.shape(), view.strides(), kGpu};
   }
 
   void copy_back() const {
@@ -134,7 +134,7 @@ class MirrorBuilder final : public AttentionMetadataBuilder {
  public:
   explicit MirrorBuilder(const BuilderConfig& config) : AttentionMetadataBuilder(kName, config) {
     BuilderConfig on_device = config;
-    on_device.device = kDevice;
+    on_device.device = kGpu;
     inner_ = flash()->make_builder(on_device);
   }
 

@@ -79,7 +79,7 @@ class FaultyBackend final : public AttentionBackend {
   Fault fault_;
 };
 
-AttentionProblem make_problem() {
+AttentionProblem make_run_problem() {
   AttentionProblem problem;
   problem.spec.num_heads = 4;
   problem.spec.num_kv_heads = 2;
@@ -94,7 +94,7 @@ AttentionProblem make_problem() {
 
 /// The message of the comparison, with everything on that makes runs find faults.
 std::string judge(Fault fault) {
-  const AttentionProblem problem = make_problem();
+  const AttentionProblem problem = make_run_problem();
   RunOptions options;
   options.padded_rows = 2;
   options.row_gap = 4;
@@ -163,7 +163,7 @@ TEST(Run, NamesTheWrongNumber) {
 
 TEST(Run, IsTheSameWhateverTheMemory) {
   for (const DType cache : {DType::f32, DType::f8e4m3, DType::f8e5m2}) {
-    AttentionProblem problem = make_problem();
+    AttentionProblem problem = make_run_problem();
     problem.spec.kv_cache_dtype = cache;
     problem.spec.scales = {.q = 1.0F, .k = 0.02F, .v = 0.03F};
     problem.fill_random(11);
@@ -186,7 +186,7 @@ TEST(Run, RefusesContradictions) {
   using foveal::testing::expect_error;
   const AttentionBackendPtr reference = BackendRegistry::global().get("REFERENCE");
   const auto refused = [&](auto change, const std::string& part) {
-    AttentionProblem problem = make_problem();
+    AttentionProblem problem = make_run_problem();
     change(problem);
     expect_error(
         ErrorCode::invalid_argument, [&] { run_problem(problem, *reference); }, part);
@@ -198,7 +198,7 @@ TEST(Run, RefusesContradictions) {
   refused([](auto& p) { p.requests[1].kv_len = -1; }, "kv_len -1");
   refused([](auto& p) { p.spec.attn_type = AttnType::encoder; }, "encoder has no cache");
   expect_error(
-      ErrorCode::unsupported, [&] { choose_backend(make_problem(), "REFERENCE_MLA"); },
+      ErrorCode::unsupported, [&] { choose_backend(make_run_problem(), "REFERENCE_MLA"); },
       "REFERENCE_MLA");
 }
 

@@ -34,7 +34,7 @@ class SafetensorsProblem : public ::testing::Test {
   std::filesystem::path path_;
 };
 
-AttentionProblem make_problem() {
+AttentionProblem make_file_problem() {
   AttentionProblem problem;
   problem.name = "round trip";
   problem.spec.num_heads = 4;
@@ -74,7 +74,7 @@ void expect_same(const AttentionProblem& a, const AttentionProblem& b) {
 }
 
 TEST_F(SafetensorsProblem, ComesBackAsItWas) {
-  AttentionProblem problem = make_problem();
+  AttentionProblem problem = make_file_problem();
   std::vector<std::uint8_t> mask(2 * 9 + 20);
   for (std::size_t i = 0; i < mask.size(); ++i) {
     mask[i] = i % 3 != 0;
@@ -89,7 +89,7 @@ TEST_F(SafetensorsProblem, ComesBackAsItWas) {
 }
 
 TEST_F(SafetensorsProblem, KeepsBlocksAndAnFp8Cache) {
-  AttentionProblem problem = make_problem();
+  AttentionProblem problem = make_file_problem();
   problem.spec.kv_cache_dtype = DType::f8e4m3;
   problem.spec.scales = {.q = 1.0F, .k = 0.02F, .v = 0.03F};
   problem.fill_random(9);
@@ -101,7 +101,7 @@ TEST_F(SafetensorsProblem, KeepsBlocksAndAnFp8Cache) {
 }
 
 TEST_F(SafetensorsProblem, PlainEncoder) {
-  AttentionProblem problem = make_problem();
+  AttentionProblem problem = make_file_problem();
   problem.spec.attn_type = AttnType::encoder_only;
   problem.spec.alibi_slopes = {1.0F, 0.5F, 0.25F, 0.125F};
   problem.causal = false;
@@ -111,7 +111,7 @@ TEST_F(SafetensorsProblem, PlainEncoder) {
 }
 
 TEST_F(SafetensorsProblem, WhatAFileCannotHoldIsRefused) {
-  AttentionProblem problem = make_problem();
+  AttentionProblem problem = make_file_problem();
   problem.spec.score_mod = [](float score, const ScoreIndex&) { return score; };
   expect_error(
       ErrorCode::unsupported, [&] { write_safetensors_problem(path_, problem); }, "score_mod");
@@ -301,7 +301,7 @@ TEST_F(SafetensorsProblem, RefusesWhatIsWrongWithATensor) {
 }
 
 TEST_F(SafetensorsProblem, SurvivesChangedBytes) {
-  write_safetensors_problem(path_, make_problem());
+  write_safetensors_problem(path_, make_file_problem());
   std::ifstream in(path_, std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(in)), {});
   const AttentionBackendPtr reference = BackendRegistry::global().get("REFERENCE");

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/index.h"
 #include "foveal/registry.h"
 #include "problem/run.h"
 
@@ -22,8 +23,6 @@ using problem::RunOptions;
 using problem::RunResult;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 /// Four heads that share two KV heads; float64, so that results are exact but for the last bits.
 AttentionProblem make_problem(std::vector<Request> requests) {

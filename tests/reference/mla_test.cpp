@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/convert.h"
+#include "core/index.h"
 #include "foveal/registry.h"
 #include "problem/problem.h"
 
@@ -17,8 +18,6 @@ constexpr std::int64_t kHeads = 3;
 constexpr std::int64_t kBlockSize = 4;
 const MlaDims kDims{
     .kv_lora_rank = 6, .qk_nope_head_dim = 5, .qk_rope_head_dim = 2, .v_head_dim = 4};
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 std::vector<double> random_numbers(std::int64_t count, int seed) {
   std::vector<double> numbers;

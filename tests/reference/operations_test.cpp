@@ -14,8 +14,8 @@
 namespace foveal {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
+constexpr float kFloatNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// Two rows, one head, two dimensions.
 struct PartData {
@@ -43,9 +43,9 @@ TEST(Merge, WeighsByTheExponentialOfTheLse) {
 }
 
 TEST(Merge, AnEmptyPartContributesNothingEvenIfItHoldsNaN) {
-  for (const float empty : {-kInfinity, kInfinity}) {
-    PartData a{{kNaN, kNaN, 3, 4}, {empty, 0.5F}};
-    PartData b{{5, 6, kNaN, kInfinity}, {-2.0F, empty}};
+  for (const float empty : {-kFloatInfinity, kFloatInfinity}) {
+    PartData a{{kFloatNaN, kFloatNaN, 3, 4}, {empty, 0.5F}};
+    PartData b{{5, 6, kFloatNaN, kFloatInfinity}, {-2.0F, empty}};
     PartData result{std::vector<float>(4), std::vector<float>(2)};
     merge(result.view(), a.view(), b.view());
     EXPECT_EQ(result.output, (std::vector<float>{5, 6, 3, 4}));
@@ -54,12 +54,12 @@ TEST(Merge, AnEmptyPartContributesNothingEvenIfItHoldsNaN) {
 }
 
 TEST(Merge, TwoEmptyPartsAreZeroAndMinusInfinity) {
-  PartData a{{kNaN, 1, 2, 3}, {-kInfinity, kInfinity}};
-  PartData b{{1, kNaN, 2, 3}, {kInfinity, kInfinity}};
+  PartData a{{kFloatNaN, 1, 2, 3}, {-kFloatInfinity, kFloatInfinity}};
+  PartData b{{1, kFloatNaN, 2, 3}, {kFloatInfinity, kFloatInfinity}};
   PartData result{{9, 9, 9, 9}, {9, 9}};
   merge(result.view(), a.view(), b.view());
   EXPECT_EQ(result.output, (std::vector<float>{0, 0, 0, 0}));
-  EXPECT_EQ(result.lse, (std::vector<float>{-kInfinity, -kInfinity}));
+  EXPECT_EQ(result.lse, (std::vector<float>{-kFloatInfinity, -kFloatInfinity}));
 }
 
 TEST(Merge, ResultMayBeAnInputAndLseMayBeAbsent) {
@@ -104,8 +104,8 @@ TEST(CacheWrite, SlotsAreBlockTimesBlockSizePlusOffset) {
 
 TEST(CacheWrite, Fp8IsScaledRoundedToEvenAndSaturated) {
   CacheData<std::uint8_t> cache{std::vector<std::uint8_t>(16, 0)};
-  write(cache.view(DType::f8e4m3), {4.25F, 1e9F, -4.75F, kNaN}, {17.0F, -1e9F, 19.0F, 0.0F}, {0, 2},
-        {.k = 0.25F, .v = 0.5F});
+  write(cache.view(DType::f8e4m3), {4.25F, 1e9F, -4.75F, kFloatNaN}, {17.0F, -1e9F, 19.0F, 0.0F},
+        {0, 2}, {.k = 0.25F, .v = 0.5F});
   const auto at = [&](std::size_t i) { return f8e4m3_to_float(cache.bytes[i]); };
   EXPECT_EQ(at(0), 16.0F);  // 17 lies halfway between 16 and 18; 16 is even.
   EXPECT_EQ(at(1), 448.0F);

@@ -46,7 +46,7 @@ void add_tensors(GgufBuilder& file, bool with_output) {
   }
 }
 
-std::string tiny_file() {
+std::string tiny_gguf() {
   GgufBuilder file = tiny_metadata();
   add_tensors(file, false);
   return file.build();
@@ -64,7 +64,7 @@ class GgufTest : public ::testing::Test {
 };
 
 TEST_F(GgufTest, LoadsATiedModel) {
-  const Model model = load(tiny_file());
+  const Model model = load(tiny_gguf());
   EXPECT_EQ(model.config.name, "tiny");
   EXPECT_EQ(model.config.num_layers, 2);
   EXPECT_EQ(model.config.head_size, 8);
@@ -112,7 +112,7 @@ TEST_F(GgufTest, HonoursTheAlignmentKey) {
 }
 
 TEST_F(GgufTest, ReportsProgressUpToTheTotal) {
-  const auto path = folder_.write("m.gguf", tiny_file());
+  const auto path = folder_.write("m.gguf", tiny_gguf());
   std::vector<std::pair<std::int64_t, std::int64_t>> calls;
   load_model(
       path,

@@ -43,7 +43,7 @@ Words tiny_words() {
   return words;
 }
 
-GgufBuilder tiny_file(const Words& words = tiny_words(), const std::string& pre = "smollm") {
+GgufBuilder tokenizer_file(const Words& words = tiny_words(), const std::string& pre = "smollm") {
   GgufBuilder file;
   file.string("tokenizer.ggml.model", "gpt2").string("tokenizer.ggml.pre", pre);
   file.strings("tokenizer.ggml.tokens", words.tokens)
@@ -63,7 +63,7 @@ class GgufTokenizerTest : public ::testing::Test {
 };
 
 TEST_F(GgufTokenizerTest, MergesByRank) {
-  const auto tokenizer = load(tiny_file());
+  const auto tokenizer = load(tokenizer_file());
   EXPECT_EQ(tokenizer->vocab_size(), 108);
   EXPECT_EQ(tokenizer->encode(""), Ids{});
   EXPECT_EQ(tokenizer->encode("hello hello"), (Ids{104, 105}));
@@ -78,7 +78,7 @@ TEST_F(GgufTokenizerTest, MergesByRank) {
 }
 
 TEST_F(GgufTokenizerTest, MatchesSpecialTokensOnlyWhenAsked) {
-  const auto tokenizer = load(tiny_file());
+  const auto tokenizer = load(tokenizer_file());
   EXPECT_EQ(tokenizer->encode("<|x|>").size(), 5U);
   EXPECT_EQ(tokenizer->encode("a<|x|>hello<|endoftext|>", true), (Ids{ascii('a'), 1, 104, 0}));
   EXPECT_EQ(tokenizer->encode("<|x|>+<|x|", true).front(), 2);  // the longest
@@ -87,21 +87,21 @@ TEST_F(GgufTokenizerTest, MatchesSpecialTokensOnlyWhenAsked) {
 }
 
 TEST_F(GgufTokenizerTest, LeavesOutBytesWithoutAToken) {
-  const auto tokenizer = load(tiny_file());
+  const auto tokenizer = load(tokenizer_file());
   EXPECT_EQ(tokenizer->encode("a\xFF"
                               "b"),
             (Ids{ascii('a'), ascii('b')}));
 }
 
 TEST_F(GgufTokenizerTest, IsQuickOnALongWord) {
-  const auto tokenizer = load(tiny_file());
+  const auto tokenizer = load(tokenizer_file());
   EXPECT_EQ(tokenizer->encode(std::string(1'000'000, 'a')).size(), 500'000U);
 }
 
 TEST_F(GgufTokenizerTest, ReadsTheTokensOfTheEnds) {
-  EXPECT_EQ(load(tiny_file())->stop_tokens(), Ids{0});
-  EXPECT_FALSE(load(tiny_file())->bos());
-  GgufBuilder file = tiny_file();
+  EXPECT_EQ(load(tokenizer_file())->stop_tokens(), Ids{0});
+  EXPECT_FALSE(load(tokenizer_file())->bos());
+  GgufBuilder file = tokenizer_file();
   file.u32("tokenizer.ggml.eos_token_id", 2).u32("tokenizer.ggml.eot_token_id", 1);
   file.u32("tokenizer.ggml.bos_token_id", 1).boolean("tokenizer.ggml.add_bos_token", true);
   EXPECT_EQ(load(file)->stop_tokens(), (Ids{0, 1, 2}));
@@ -109,38 +109,40 @@ TEST_F(GgufTokenizerTest, ReadsTheTokensOfTheEnds) {
 }
 
 TEST_F(GgufTokenizerTest, SaysWhenThereIsNoChatTemplate) {
-  const auto none = load(tiny_file());
+  const auto none = load(tokenizer_file());
   EXPECT_FALSE(none->has_chat_template());
   expect_error(ErrorCode::unsupported, {"chat_template"}, [&] {
     none->apply_chat_template({{"user", "x"}});
   });
-  GgufBuilder file = tiny_file();
+  GgufBuilder file = tokenizer_file();
   file.string("tokenizer.chat_template", "{{ something_else }}");
   EXPECT_FALSE(load(file)->has_chat_template());
 }
 
 TEST_F(GgufTokenizerTest, RefusesOthersByName) {
   expect_error(ErrorCode::unsupported, {"m.gguf", "tokenizer.ggml.pre is \"llama-bpe\"", "smollm"},
-               [&] { load(tiny_file(tiny_words(), "llama-bpe")); });
+               [&] { load(tokenizer_file(tiny_words(), "llama-bpe")); });
   GgufBuilder other;
   other.string("tokenizer.ggml.model", "llama");
   expect_error(ErrorCode::unsupported,
                {"m.gguf", "tokenizer.ggml.model is \"llama\"", "--tokenizer"},
                [&] { load(other); });
   expect_error(ErrorCode::unsupported, {"add_space_prefix"},
-               [&] { load(tiny_file().boolean("tokenizer.ggml.add_space_prefix", true)); });
+               [&] { load(tokenizer_file().boolean("tokenizer.ggml.add_space_prefix", true)); });
 }
 
 TEST_F(GgufTokenizerTest, RefusesContradictions) {
-  expect_error(ErrorCode::io, {"108 tokens", "vocab_size, 100"}, [&] { load(tiny_file(), 100); });
+  expect_error(ErrorCode::io, {"108 tokens", "vocab_size, 100"},
+               [&] { load(tokenizer_file(), 100); });
   Words words = tiny_words();
   words.types.pop_back();
-  expect_error(ErrorCode::io, {"token_type has 107 elements"}, [&] { load(tiny_file(words)); });
+  expect_error(ErrorCode::io, {"token_type has 107 elements"},
+               [&] { load(tokenizer_file(words)); });
   words = tiny_words();
   words.tokens[101] = "hx";
-  expect_error(ErrorCode::io, {"merge 0", "\"h\" and \"e\""}, [&] { load(tiny_file(words)); });
+  expect_error(ErrorCode::io, {"merge 0", "\"h\" and \"e\""}, [&] { load(tokenizer_file(words)); });
   expect_error(ErrorCode::io, {"eos_token_id is 108"},
-               [&] { load(tiny_file().u32("tokenizer.ggml.eos_token_id", 108)); });
+               [&] { load(tokenizer_file().u32("tokenizer.ggml.eos_token_id", 108)); });
   GgufBuilder file;
   file.string("tokenizer.ggml.model", "gpt2");
   expect_error(ErrorCode::io, {"tokenizer.ggml.tokens is missing"}, [&] { load(file); });
@@ -151,7 +153,7 @@ TEST_F(GgufTokenizerTest, RefusesContradictions) {
 
 TEST_F(GgufTokenizerTest, SurvivesDamage) {
   testing::expect_survives_damage(
-      folder_, "m.gguf", tiny_file().build(),
+      folder_, "m.gguf", tokenizer_file().build(),
       [&] {
         const auto tokenizer = load_gguf_tokenizer(folder_.path() / "m.gguf");
         const Ids ids = tokenizer->encode("hello <|x|> é 12", true);
