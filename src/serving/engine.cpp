@@ -16,7 +16,9 @@ std::int64_t resolve_max_seq_len(const Model& model, const EngineConfig& config)
 }
 
 RunnerConfig runner_config(const Model& model, const EngineConfig& config) {
-  return {.backend = config.backend,
+  return {.device = config.device,
+          .backend = config.backend,
+          .dtype = config.dtype,
           .kv_cache_dtype = config.kv_cache_dtype,
           .block_size = config.block_size,
           .num_blocks = config.num_blocks,

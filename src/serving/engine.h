@@ -17,8 +17,10 @@
 namespace foveal::serving {
 
 struct EngineConfig {
-  std::string backend;  ///< Id of the attention backend; empty leaves the choice free.
-  std::optional<DType> kv_cache_dtype;  ///< By default float32.
+  DeviceType device = DeviceType::cpu;  ///< Where attention runs; the rest runs on the CPU.
+  std::string backend;         ///< Id of the attention backend; empty leaves the choice free.
+  std::optional<DType> dtype;  ///< Of attention: by default f32 on the CPU, f16 on CUDA.
+  std::optional<DType> kv_cache_dtype;  ///< By default attention's.
   std::int64_t block_size = 0;  ///< Tokens a cache block; 0 is the backend's preferred size.
   std::int64_t num_blocks = 0;  ///< Null block included; 0 is by max_num_seqs, up to 1 GiB.
   std::int64_t max_num_seqs = 16;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 
 #include "core/check.h"
@@ -19,7 +18,9 @@ AttentionSpec attention_spec(const ModelConfig& model, const RunnerConfig& confi
   spec.num_heads = model.num_heads;
   spec.num_kv_heads = model.num_kv_heads;
   spec.head_size = model.head_size;
-  spec.dtype = DType::f32;
+  spec.dtype = config.dtype.value_or(default_attention_dtype(config.device));
+  check(spec.dtype == DType::f32 || spec.dtype == DType::f16 || spec.dtype == DType::bf16,
+        "dtype was {}; it must be f32, f16 or bf16", to_string(spec.dtype));
   spec.kv_cache_dtype = config.kv_cache_dtype;
   return spec;
 }
@@ -30,10 +31,15 @@ std::vector<float> floats(std::int64_t rows, std::int64_t cols) {
 
 }  // namespace
 
-void ModelRunner::Free::operator()(std::byte* memory) const { std::free(memory); }
+DType default_attention_dtype(DeviceType device) {
+  return device == DeviceType::cpu ? DType::f32 : DType::f16;
+}
 
 ModelRunner::ModelRunner(const Model& model, const RunnerConfig& config)
-    : model_(model), config_(model.config), threads_(make_thread_pool(config.num_threads)) {
+    : model_(model),
+      config_(model.config),
+      threads_(make_thread_pool(config.num_threads)),
+      device_(open_attention_device(config.device)) {
   check(
       config.max_num_seqs >= 1 && config.max_num_tokens >= config.max_num_seqs,
       "max_num_seqs was {} and max_num_tokens {}; there must be at least one token for each of at "
@@ -43,9 +49,10 @@ ModelRunner::ModelRunner(const Model& model, const RunnerConfig& config)
         "max_seq_len was {}; it must be at least 1 and at most the model's {}", config.max_seq_len,
         config_.max_seq_len);
   context_.threads = threads_.get();
+  context_.stream = device_->stream();
 
   const AttentionSpec spec = attention_spec(config_, config);
-  SelectorConfig wanted = SelectorConfig::from(spec);
+  SelectorConfig wanted = SelectorConfig::from(spec, config.device, device_->compute_capability());
   wanted.backend = config.backend;
   if (config.block_size != 0) {
     wanted.block_size = config.block_size;
@@ -55,9 +62,9 @@ ModelRunner::ModelRunner(const Model& model, const RunnerConfig& config)
   block_size_ = config.block_size != 0 ? config.block_size : preferred_block_size(*backend);
 
   const KVCacheSpec cache_spec = KVCacheSpec::from(spec, block_size_);
+  const std::int64_t per_sequence = (config.max_seq_len + block_size_ - 1) / block_size_;
   num_blocks_ = config.num_blocks;
   if (num_blocks_ == 0) {
-    const std::int64_t per_sequence = (config.max_seq_len + block_size_ - 1) / block_size_;
     const std::int64_t affordable =
         kMaxDefaultCacheBytes / (cache_spec.page_size_bytes() * config_.num_layers);
     // One full sequence must fit, and block 0 is the null block.
@@ -65,16 +72,15 @@ ModelRunner::ModelRunner(const Model& model, const RunnerConfig& config)
         1 + std::max(per_sequence, std::min(config.max_num_seqs * per_sequence, affordable));
   }
   const KVCacheLayout layout = backend->kv_cache_layout(cache_spec, num_blocks_);
-  // The memory is left as it comes, so that the system provides pages only as they are used; slots
-  // that hold no token never matter.
+  // The memory is left as it comes: slots that hold no token never matter.
   const std::int64_t layer_bytes = (layout.size_bytes() + 63) / 64 * 64;
   cache_bytes_ = layer_bytes * config_.num_layers;
-  cache_.reset(
-      static_cast<std::byte*>(std::aligned_alloc(64, static_cast<std::size_t>(cache_bytes_))));
-  if (cache_ == nullptr) {
-    fail(ErrorCode::out_of_memory,
-         "the KV cache of {} blocks needs {} bytes, which could not be had", num_blocks_,
-         cache_bytes_);
+  std::byte* cache_memory = nullptr;
+  try {
+    cache_memory = device_->allocate(cache_bytes_);
+  } catch (const Error& error) {
+    fail(error.code(), "the KV cache of {} blocks on {} needs {} bytes: {}", num_blocks_,
+         device_->describe(), cache_bytes_, error.what());
   }
 
   BuilderConfig builder_config;
@@ -84,12 +90,20 @@ ModelRunner::ModelRunner(const Model& model, const RunnerConfig& config)
   builder_config.max_num_reqs = config.max_num_seqs;
   builder_config.max_num_tokens = config.max_num_tokens;
   builder_config.num_threads = threads_->num_threads();
+  builder_config.device = device_->device();
+  builder_config.stream = device_->stream();
   builder_ = backend->make_builder(builder_config);
   for (std::size_t l = 0; l < model_.layers.size(); ++l) {
-    const TensorView cache = layout.view(cache_.get() + static_cast<std::int64_t>(l) * layer_bytes);
+    const TensorView cache =
+        layout.view(cache_memory + static_cast<std::int64_t>(l) * layer_bytes, device_->device());
     layers_.push_back(
         {&model_.layers[l], backend->make_impl(spec), backend->kv_cache_view(cache, cache_spec)});
   }
+
+  tensors_.emplace(*device_, spec,
+                   StepLimits{.num_seqs = config.max_num_seqs,
+                              .num_tokens = config.max_num_tokens,
+                              .blocks_per_seq = per_sequence});
 
   for (std::int64_t i = 0; i < config_.head_size / 2; ++i) {
     rope_frequencies_.push_back(
@@ -113,7 +127,7 @@ std::span<const float> ModelRunner::forward(const StepInput& step) {
   embed(step);
   rope_tables(step);
 
-  const AttentionMetadataPtr plan = builder_->build(0, step.attention);
+  const AttentionMetadataPtr plan = builder_->build(0, tensors_->tables(step.attention));
   for (const Layer& layer : layers_) {
     attention(layer, *plan, num_tokens);
     feed_forward(layer, num_tokens);
@@ -174,10 +188,9 @@ void ModelRunner::attention(const Layer& layer, const AttentionMetadata& plan,
   });
 
   // Queries, keys and values are views of the projection's rows.
+  const TensorView rows = tensors_->upload_qkv(qkv_.data(), num_tokens, *threads_);
   const auto heads_from = [&](std::int64_t first, std::int64_t count) {
-    const std::int64_t shape[] = {num_tokens, count, head_size};
-    const std::int64_t strides[] = {qkv_width, head_size, 1};
-    return TensorView(qkv_.data() + first * head_size, DType::f32, shape, strides);
+    return rows.slice(1, first, first + count);
   };
   layer.attention->update_kv_cache(heads_from(config_.num_heads, config_.num_kv_heads),
                                    heads_from(rotated_heads, config_.num_kv_heads), layer.cache,
@@ -185,9 +198,9 @@ void ModelRunner::attention(const Layer& layer, const AttentionMetadata& plan,
   ForwardArgs args;
   args.query = heads_from(0, config_.num_heads);
   args.kv_cache = layer.cache;
-  args.output =
-      TensorView(attended_.data(), DType::f32, {num_tokens, config_.num_heads, head_size});
+  args.output = tensors_->output(attended_.data(), num_tokens);
   layer.attention->forward(args, plan, context_);
+  tensors_->download_output(attended_.data(), num_tokens, *threads_);
 
   linear(attended_.data(), num_tokens, layer.weights->output, hidden_.data(), true, *threads_);
 }

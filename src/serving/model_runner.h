@@ -10,14 +10,18 @@
 
 #include "foveal/backend.h"
 #include "foveal/selector.h"
+#include "serving/attention_device.h"
 #include "serving/model.h"
 #include "serving/step_builder.h"
+#include "serving/step_tensors.h"
 
 namespace foveal::serving {
 
 struct RunnerConfig {
-  std::string backend;  ///< Id of the attention backend; empty leaves the choice free.
-  std::optional<DType> kv_cache_dtype;  ///< By default float32, as everything else.
+  DeviceType device = DeviceType::cpu;  ///< Where attention runs and the KV cache lies.
+  std::string backend;         ///< Id of the attention backend; empty leaves the choice free.
+  std::optional<DType> dtype;  ///< Of attention; by default default_attention_dtype().
+  std::optional<DType> kv_cache_dtype;  ///< By default attention's.
   std::int64_t block_size = 0;          ///< 0 is the backend's preferred one.
   std::int64_t num_blocks = 0;  ///< 0 is enough for max_num_seqs full sequences, up to 1 GiB.
   std::int64_t max_num_seqs = 0;
@@ -26,12 +30,18 @@ struct RunnerConfig {
   int num_threads = 0;  ///< 0 is all that the machine has.
 };
 
+/// What attention computes in when nobody says: f32 on the CPU, as everything else; f16 on CUDA,
+/// where its 11 significant bits leave the greedy text of small models as it is.
+DType default_attention_dtype(DeviceType device);
+
 /// Runs a Llama-type decoder in float32 on the CPU, its attention by whichever backend the selector
-/// chose.
+/// chose, which may be on another device and in another dtype: then the rows of queries, keys and
+/// values are rounded and copied there for each layer, and its output is copied back.
 class ModelRunner {
  public:
-  /// `model` outlives the runner. Throws what select_backend throws, invalid_argument for sizes
-  /// that contradict each other, and out_of_memory when the cache cannot be had.
+  /// `model` outlives the runner. Throws what open_attention_device and select_backend throw,
+  /// invalid_argument for sizes that contradict each other, and out_of_memory when the cache cannot
+  /// be had.
   ModelRunner(const Model& model, const RunnerConfig& config);
 
   /// Logits [rows of step.logits_rows, vocab_size], good until the next call.
@@ -43,12 +53,10 @@ class ModelRunner {
   const AttentionMetadataBuilder& builder() const { return *builder_; }
   /// Why the backend is the one it is.
   const SelectionReport& selection() const { return selection_; }
+  const AttentionDevice& device() const { return *device_; }
   int num_threads() const { return threads_->num_threads(); }
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
   struct Layer {
     const LayerWeights* weights;
     std::unique_ptr<AttentionImpl> attention;
@@ -63,13 +71,14 @@ class ModelRunner {
   const Model& model_;
   const ModelConfig& config_;
   std::shared_ptr<ThreadPool> threads_;
+  std::unique_ptr<AttentionDevice> device_;
   ExecutionContext context_;
   SelectionReport selection_;
   std::int64_t block_size_ = 0;
   std::int64_t num_blocks_ = 0;
   std::int64_t cache_bytes_ = 0;
   std::unique_ptr<AttentionMetadataBuilder> builder_;
-  std::unique_ptr<std::byte[], Free> cache_;
+  std::optional<StepTensors> tensors_;
   std::vector<Layer> layers_;
 
   std::vector<float> rope_frequencies_;  ///< [head_size / 2]

@@ -8,37 +8,22 @@
 
 #include "foveal/error.h"
 #include "serving/sampler.h"
+#include "support/expect_error.h"
 #include "test_models.h"
 
 namespace foveal::serving {
 namespace {
 
+using foveal::testing::expect_error;
 using testing::dense_greedy;
+using testing::expect_greedy;
+using testing::prompts_with_prefix;
 using testing::random_model;
 using testing::random_tokens;
 using testing::serve;
+using testing::serve_alone;
 
 using Prompts = std::vector<std::vector<std::int32_t>>;
-
-/// Prompts that begin with the same 40 tokens.
-Prompts prompts_with_prefix(std::size_t count) {
-  Prompts prompts;
-  for (std::size_t i = 0; i < count; ++i) {
-    prompts.push_back(random_tokens(40, 1));
-    const auto own = random_tokens(1 + static_cast<std::int64_t>(i) % 7, 100 + i);
-    prompts.back().insert(prompts.back().end(), own.begin(), own.end());
-  }
-  return prompts;
-}
-
-Prompts serve_alone(const Model& model, const EngineConfig& config, const Prompts& prompts,
-                    std::int64_t max_tokens) {
-  Prompts outputs;
-  for (const auto& prompt : prompts) {
-    outputs.push_back(serve(model, config, {prompt}, max_tokens)[0]);
-  }
-  return outputs;
-}
 
 class EngineBackends : public ::testing::TestWithParam<const char*> {};
 
@@ -119,6 +104,22 @@ TEST_P(EngineBackends, ThreadsDoNotChangeTokens) {
   for (const int threads : {2, 3, 8}) {
     config.num_threads = threads;
     EXPECT_EQ(serve(model, config, prompts, 20), expected) << threads;
+  }
+}
+
+TEST_P(EngineBackends, NarrowDtypesGiveTheSameTokens) {
+  const Model model = random_model();
+  const Prompts prompts = prompts_with_prefix(16);
+  EngineConfig config;
+  config.backend = GetParam();
+  const Prompts expected = serve(model, config, prompts, 20);
+  for (const auto& [dtype, tolerance] :
+       {std::pair{DType::f16, 0.01}, std::pair{DType::bf16, 0.1}}) {
+    SCOPED_TRACE(to_string(dtype));
+    config.dtype = dtype;
+    const Prompts outputs = serve(model, config, prompts, 20);
+    expect_greedy(model, prompts, outputs, expected, tolerance);
+    EXPECT_EQ(serve_alone(model, config, prompts, 20), outputs);
   }
 }
 
@@ -239,6 +240,16 @@ TEST(Engine, NamesBackendsThatCannotServe) {
   config.backend = "";
   config.max_seq_len = 257;
   EXPECT_THROW(Engine(model, config), Error);
+}
+
+TEST(Engine, NamesDtypesThatItDoesNotHave) {
+  const Model model = random_model();
+  for (const DType dtype : {DType::f64, DType::f8e4m3, DType::i32}) {
+    EngineConfig config;
+    config.dtype = dtype;
+    expect_error(
+        ErrorCode::invalid_argument, [&] { Engine(model, config); }, "f32, f16 or bf16");
+  }
 }
 
 TEST(Engine, KeepsTheCacheInFp8) {

@@ -16,6 +16,7 @@
 namespace foveal::serving {
 namespace {
 
+using testing::expect_greedy;
 using testing::serve;
 using testing::shared_dir;
 
@@ -88,6 +89,19 @@ TEST_P(Stories, PromptsSharingAPrefixGiveWhatTheyGiveAlone) {
   EXPECT_GT(stats.preemptions, 0);
 }
 
+TEST_P(Stories, NarrowDtypesGiveTheSameText) {
+  EngineConfig config;
+  config.backend = GetParam();
+  const Prompts prompts = {{tokenizer_->bos().value()}};
+  const Prompts expected = serve(model_, config, prompts, 100);
+  for (const auto& [dtype, tolerance] :
+       {std::pair{DType::f16, 0.01}, std::pair{DType::bf16, 0.1}}) {
+    SCOPED_TRACE(to_string(dtype));
+    config.dtype = dtype;
+    expect_greedy(model_, prompts, serve(model_, config, prompts, 100), expected, tolerance);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Stories, ::testing::Values("REFERENCE", "CPU_ATTN"),
                          [](const auto& info) { return std::string(info.param); });
 
@@ -130,6 +144,17 @@ TEST_F(SmolLM2, TokensAreTheGoldenOnes) {
     EXPECT_TRUE(differs == std::ssize(expected) || gaps[static_cast<std::size_t>(differs)] < 1e-3)
         << "run " << i << " differs at token " << differs;
   }
+}
+
+TEST_F(SmolLM2, Float16GivesTheSameTokens) {
+  Prompts prompts;
+  for (const auto& run : runs_) {
+    prompts.push_back(run.at("prompt_ids"));
+  }
+  const Prompts expected = serve(model_, {}, prompts, 32);
+  EngineConfig config;
+  config.dtype = DType::f16;
+  expect_greedy(model_, prompts, serve(model_, config, prompts, 32), expected, 0.05);
 }
 
 TEST_F(SmolLM2, SixteenPromptsGiveWhatTheyGiveAlone) {

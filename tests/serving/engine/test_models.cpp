@@ -1,5 +1,7 @@
 #include "test_models.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -170,6 +172,16 @@ std::vector<std::int32_t> random_tokens(std::int64_t count, std::uint64_t seed) 
   return tokens;
 }
 
+std::vector<std::vector<std::int32_t>> prompts_with_prefix(std::size_t count) {
+  std::vector<std::vector<std::int32_t>> prompts;
+  for (std::size_t i = 0; i < count; ++i) {
+    prompts.push_back(random_tokens(40, 1));
+    const auto own = random_tokens(1 + static_cast<std::int64_t>(i) % 7, 100 + i);
+    prompts.back().insert(prompts.back().end(), own.begin(), own.end());
+  }
+  return prompts;
+}
+
 std::vector<std::int32_t> dense_greedy(const Model& model, std::vector<std::int32_t> prompt,
                                        std::int64_t max_tokens) {
   std::vector<std::int32_t> generated;
@@ -204,6 +216,37 @@ std::vector<std::vector<std::int32_t>> serve(const Model& model, const EngineCon
     *stats = engine.stats();
   }
   return outputs;
+}
+
+std::vector<std::vector<std::int32_t>> serve_alone(
+    const Model& model, const EngineConfig& config,
+    const std::vector<std::vector<std::int32_t>>& prompts, std::int64_t max_tokens) {
+  std::vector<std::vector<std::int32_t>> outputs;
+  for (const auto& prompt : prompts) {
+    outputs.push_back(serve(model, config, {prompt}, max_tokens)[0]);
+  }
+  return outputs;
+}
+
+void expect_greedy(const Model& model, const std::vector<std::vector<std::int32_t>>& prompts,
+                   const std::vector<std::vector<std::int32_t>>& outputs,
+                   const std::vector<std::vector<std::int32_t>>& expected, double tolerance) {
+  ASSERT_EQ(outputs.size(), expected.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto [got, wanted] = std::ranges::mismatch(outputs[i], expected[i]);
+    if (wanted == expected[i].end()) {
+      EXPECT_EQ(outputs[i].size(), expected[i].size()) << "prompt " << i;
+      continue;
+    }
+    const auto at = got - outputs[i].begin();
+    ASSERT_NE(got, outputs[i].end()) << "prompt " << i << " ends after " << at << " tokens";
+    std::vector<std::int32_t> tokens = prompts[i];
+    tokens.insert(tokens.end(), outputs[i].begin(), got);
+    const Row logits = dense_logits(model, tokens);
+    const double gap = std::ranges::max(logits) - logits[static_cast<std::size_t>(*got)];
+    EXPECT_LT(gap, tolerance) << "prompt " << i << " differs at token " << at << ": " << *got
+                              << " instead of " << *wanted;
+  }
 }
 
 std::filesystem::path shared_dir() {

@@ -1,0 +1,57 @@
+#include "serving/attention_device.h"
+
+#include <cstdlib>
+#include <vector>
+
+#include "core/check.h"
+
+namespace foveal::serving {
+namespace {
+
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+
+class HostDevice final : public AttentionDevice {
+ public:
+  Device device() const override { return {}; }
+  std::string describe() const override { return "cpu"; }
+
+  /// The memory is left as it comes, so that the system provides pages only as they are used.
+  std::byte* allocate(std::int64_t bytes) override {
+    const std::int64_t size = (bytes + 63) / 64 * 64;
+    memory_.emplace_back(
+        static_cast<std::byte*>(std::aligned_alloc(64, static_cast<std::size_t>(size))));
+    if (memory_.back() == nullptr) {
+      fail(ErrorCode::out_of_memory, "{} bytes could not be had", size);
+    }
+    return memory_.back().get();
+  }
+
+  Mirror allocate_mirror(std::int64_t bytes) override {
+    std::byte* memory = allocate(bytes);
+    return {memory, memory};
+  }
+  void upload(const Mirror& /*mirror*/, std::int64_t /*bytes*/) override {}
+  void download(const Mirror& /*mirror*/, std::int64_t /*bytes*/) override {}
+
+ private:
+  std::vector<std::unique_ptr<std::byte[], FreeMemory>> memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionDevice> open_attention_device(DeviceType type) {
+  switch (type) {
+    case DeviceType::cpu:
+      return std::make_unique<HostDevice>();
+    case DeviceType::cuda:
+      return open_cuda_device();
+    case DeviceType::opencl:
+      break;
+  }
+  fail(ErrorCode::unsupported, "device is {}, the engine runs attention on cpu and cuda",
+       to_string(type));
+}
+
+}  // namespace foveal::serving
