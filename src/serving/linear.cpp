@@ -1,32 +1,14 @@
 #include "serving/linear.h"
 
-#include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
 #include <functional>
 
 #include "core/check.h"
+#include "serving/openmp.h"
 
 namespace foveal::serving {
-namespace {
-
-/// oneDNN as Debian builds it runs on OpenMP's threads, which would come on top of the pool's: one
-/// team for each worker. The limit is a value each thread has for itself. The function is looked
-/// up, because linking it would bring Clang's own OpenMP runtime into the process beside the one of
-/// oneDNN; a oneDNN without OpenMP does not have it and needs no limit.
-void keep_openmp_to_one_thread() {
-  using SetNumThreads = void (*)(int);
-  static const auto set_num_threads =
-      reinterpret_cast<SetNumThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
-  thread_local bool limited = false;
-  if (!limited && set_num_threads != nullptr) {
-    set_num_threads(1);
-    limited = true;
-  }
-}
-
-}  // namespace
 
 void linear(const float* x, std::int64_t m, const Matrix& weight, float* y, bool accumulate,
             ThreadPool& threads) {

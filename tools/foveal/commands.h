@@ -11,6 +11,7 @@
 // sets exit_code; errors are thrown and reported by main.
 namespace foveal::tools {
 
+CLI::App* add_bench_command(CLI::App& app, int& exit_code);
 CLI::App* add_cache_command(CLI::App& app, int& exit_code);
 CLI::App* add_generate_command(CLI::App& app, int& exit_code);
 CLI::App* add_info_command(CLI::App& app, int& exit_code);

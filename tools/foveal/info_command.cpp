@@ -2,28 +2,16 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench/machine.h"
 #include "foveal/commands.h"
 
 namespace foveal::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// The processor's name as the system gives it; empty where it does not.
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) {
-      const std::size_t colon = line.find(": ");
-      return colon == std::string::npos ? std::string() : line.substr(colon + 2);
-    }
-  }
-  return {};
-}
 
 template <typename T>
 Json names_json(const std::vector<T>& values) {
@@ -123,7 +111,7 @@ int run_info(bool as_json) {
   Json json;
   json["version"] = version();
   json["machine"] = {
-      {"processor", processor_name()},
+      {"processor", bench::processor_name()},
       {"threads", default_thread_pool().num_threads()},
       {"memory_gib", static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
                          static_cast<double>(sysconf(_SC_PAGESIZE)) / (1024.0 * 1024.0 * 1024.0)}};

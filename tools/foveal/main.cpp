@@ -15,6 +15,7 @@ constexpr const char* kFooter = R"(Examples:
   foveal generate --prompt "Explain attention in one sentence."
   foveal select --head-size 128 --dtype bf16 --sinks
   foveal run problem.safetensors --backend CPU_ATTN
+  foveal bench decode --device cuda
   foveal info
 
 `foveal COMMAND --help` tells more about each.)";
@@ -87,6 +88,7 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   foveal::tools::add_generate_command(app, exit_code);
   foveal::tools::add_run_command(app, exit_code);
+  foveal::tools::add_bench_command(app, exit_code);
   foveal::tools::add_select_command(app, exit_code);
   foveal::tools::add_info_command(app, exit_code);
   foveal::tools::add_cache_command(app, exit_code);

@@ -1,0 +1,156 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <limits>
+#include <memory>
+
+#include "bench/bench.h"
+#include "foveal/commands.h"
+
+namespace foveal::tools {
+namespace {
+
+struct BenchOptions {
+  std::vector<std::string> kinds;
+  std::string device = "cpu";
+  std::string dtype;
+  std::string kv_cache_dtype;
+  std::string json;
+  bench::Options bench;
+};
+
+bench::Kind parse_kind(const std::string& name) {
+  const std::optional<bench::Kind> kind = bench::kind_from_string(name);
+  if (!kind) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("'{}' is nothing to time, accepted are prefill, chunked, decode, cache-write, "
+                    "naive",
+                    name));
+  }
+  return *kind;
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << '\n';
+  file.close();
+  if (!file) {
+    throw Error(ErrorCode::io, fmt::format("--json {} could not be written", path));
+  }
+}
+
+/// Shows on a terminal what is being timed, until cleared.
+class ProgressLine {
+ public:
+  void show(const std::string& text) {
+    if (on_terminal_) {
+      print_stderr(fmt::format("\r{:100}\r{}", "", text.substr(0, 100)));
+    }
+  }
+  void clear() { show(""); }
+
+ private:
+  bool on_terminal_ = isatty(STDERR_FILENO) == 1;
+};
+
+void run_bench(BenchOptions& options) {
+  bench::ShapeOptions& shapes = options.bench.shapes;
+  for (const std::string& name : options.kinds) {
+    shapes.kinds.push_back(parse_kind(name));
+  }
+  shapes.device = parse_device("--device", options.device);
+  if (!options.dtype.empty()) {
+    shapes.dtype = parse_dtype("--dtype", options.dtype);
+  }
+  if (!options.kv_cache_dtype.empty() && options.kv_cache_dtype != "auto") {
+    shapes.kv_cache_dtype = parse_dtype("--kv-cache-dtype", options.kv_cache_dtype);
+  }
+  ProgressLine progress;
+  bench::Listener listener;
+  listener.on_start = [&](std::size_t done, std::size_t total, const bench::Shape* shape) {
+    progress.show(shape == nullptr ? "read bandwidth"
+                                   : fmt::format("{} of {}: {}", done + 1, total, shape->text()));
+  };
+  listener.on_row = [&](const bench::Report& report) {
+    progress.clear();
+    const std::size_t count = report.rows.size();
+    const bench::Row& row = report.rows.back();
+    if (count == 1) {
+      fmt::print("{}", bench::header_text(report));
+    }
+    if (count == 1 || report.rows[count - 2].shape.kind != row.shape.kind) {
+      fmt::print("{}", bench::table_header(row.shape.kind));
+    }
+    fmt::print("{}", bench::table_line(report, row));
+    std::fflush(stdout);
+    // After each row, so that a run that is broken off leaves what it has.
+    if (!options.json.empty()) {
+      write_file(options.json, bench::to_json(report));
+    }
+  };
+  try {
+    bench::run(options.bench, listener);
+  } catch (...) {
+    progress.clear();
+    throw;
+  }
+}
+
+CLI::Validator length() {
+  return whole_number(static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
+}
+
+}  // namespace
+
+CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<BenchOptions>();
+  bench::ShapeOptions& shapes = options->bench.shapes;
+  CLI::App* command = app.add_subcommand("bench", "Time a backend over shapes of steps");
+  command->add_option("what", options->kinds,
+                      "prefill, chunked, decode, cache-write, naive; by default all");
+  command->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
+  command->add_option("--backend", options->bench.backend,
+                      "Time this backend (see 'foveal info'); by default the automatic choice");
+  command->add_option("--heads", shapes.num_heads, "Query heads")->transform(length());
+  command
+      ->add_option("--kv-heads", shapes.num_kv_heads, "KV heads; where --heads is given, as many")
+      ->transform(length());
+  command->add_option("--head-size", shapes.head_size, "Of queries, keys and values")
+      ->transform(length());
+  command->add_option("--dtype", options->dtype,
+                      "f32, f16 or bf16; by default f32 on the CPU, bf16 on a GPU");
+  command->add_option("--kv-cache-dtype", options->kv_cache_dtype,
+                      "auto (the dtype), f8e4m3, f8e5m2, …");
+  command
+      ->add_option("--block-size", shapes.block_size,
+                   "Tokens a cache block; 0: plain keys and values, without a cache")
+      ->transform(length());
+  command->add_option("--batch", shapes.batch, "Requests a step, several allowed; see below")
+      ->transform(length())
+      ->delimiter(',');
+  command->add_option("--seq-len", shapes.seq_len, "Keys a request, several allowed; see below")
+      ->transform(length())
+      ->delimiter(',');
+  command->add_option("--threads", options->bench.num_threads, "CPU threads; 0 is all")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command->add_option("--json", options->json,
+                      "Write the results so far to this file after each row");
+  command->footer(
+      "Without options a table of usual shapes is run. --batch or --seq-len take the place of its "
+      "sizes: each batch with\neach length. What is computed is checked in samples; "
+      "docs/bench.md says what the columns mean.\n\nExamples:\n"
+      "  foveal bench\n"
+      "  foveal bench decode --batch 1,8,64 --seq-len 4096 --heads 32 --kv-heads 8 --json "
+      "decode.json\n"
+      "  foveal bench prefill naive --device cuda");
+  command->callback([options, &exit_code] {
+    run_bench(*options);
+    exit_code = 0;
+  });
+  return command;
+}
+
+}  // namespace foveal::tools
