@@ -33,7 +33,8 @@ struct ExecutionContext {
   ThreadPool* threads = nullptr;  ///< CPU backends; null is default_thread_pool().
   void* stream = nullptr;         ///< GPU backends: the caller's stream.
   /// Scratch of at least AttentionMetadata::workspace_bytes() bytes (u8), aligned to 64. Absent:
-  /// the builder's own, which serves one forward at a time.
+  /// the builder's own, which serves one forward at a time. On a GPU so does a plan, whatever the
+  /// workspace: layers of one step follow each other in stream order.
   TensorView workspace{};
 
   ThreadPool& pool() const { return threads != nullptr ? *threads : default_thread_pool(); }

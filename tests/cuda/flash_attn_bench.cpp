@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -29,9 +30,22 @@ struct Shape {
   bool causal;
   int page;  // 0: plain.
   DType cache = DType::bf16;
+  bool mixed = false;  // Lengths from kv_len / batch up to kv_len.
 
+  int length(int request) const {
+    return mixed ? int((long(kv_len) * (request * 7 % batch + 1) + batch - 1) / batch) : kv_len;
+  }
+  double keys() const {
+    double all = 0;
+    for (int r = 0; r < batch; ++r) {
+      all += length(r);
+    }
+    return all;
+  }
+  /// Of keys and values that are read.
+  double bytes() const { return 2.0 * keys() * kv_heads * head_size * double(size_of(cache)); }
   double flops() const {
-    const double all = 4.0 * batch * heads * q_len * double(kv_len) * head_size;
+    const double all = 4.0 * keys() * heads * q_len * head_size;
     return causal && q_len > 1 ? all / 2 : all;
   }
   std::size_t kv_elements() const {
@@ -39,9 +53,9 @@ struct Shape {
            std::size_t(head_size);
   }
   std::string text() const {
-    return fmt::format("b{} q{} kv{} h{}/{} d{} {} {} {}", batch, q_len, kv_len, heads, kv_heads,
-                       head_size, causal ? "causal" : "full", page > 0 ? "paged" : "plain",
-                       to_string(cache));
+    return fmt::format("b{} q{} kv{}{} h{}/{} d{} {} {} {}", batch, q_len, kv_len,
+                       mixed ? " mixed" : "", heads, kv_heads, head_size,
+                       causal ? "causal" : "full", page > 0 ? "paged" : "plain", to_string(cache));
   }
 };
 
@@ -84,6 +98,34 @@ DeviceBuffer upload(const std::vector<T>& values) {
   return buffer;
 }
 
+/// Reads everything; writes nothing that matters.
+KernelKey sum_key() {
+  KernelKey key;
+  key.source = "sum.cu";
+  key.entry = "sum";
+  key.arch = arch_name(device_properties(0).compute_capability);
+  key.headers["sum.cu"] = R"(
+extern "C" __global__ void __launch_bounds__(512) sum(const int4* data, long long bytes, int* out) {
+  int total = 0;
+  const long long count = bytes / 16, step = static_cast<long long>(gridDim.x) * 512;
+#pragma unroll 8
+  for (long long i = blockIdx.x * 512LL + threadIdx.x; i < count; i += step) {
+    const int4 v = data[i];
+    total += v.x ^ v.y ^ v.z ^ v.w;
+  }
+  if (total == 0x12345678) *out = total;
+}
+)";
+  return key;
+}
+
+/// As in builder.cpp.
+struct Planning {
+  int waves = 3;
+  int good_keys = 2048;
+};
+constexpr Planning kPrefillPlanning{1, 0};
+
 /// Everything one shape needs on the device, planned anew for each tile.
 class Bench {
  public:
@@ -101,7 +143,11 @@ class Bench {
     }
     starts_ = upload(starts);
     key_starts_ = upload(key_starts);
-    lens_ = upload(std::vector<int>(std::size_t(s.batch), s.kv_len));
+    std::vector<int> lens;
+    for (int r = 0; r < s.batch; ++r) {
+      lens.push_back(s.length(r));
+    }
+    lens_ = upload(lens);
     if (s.page > 0) {
       width_ = (s.kv_len + s.page - 1) / s.page;
       std::vector<int> table(std::size_t(width_) * std::size_t(s.batch));
@@ -113,7 +159,7 @@ class Bench {
     }
   }
 
-  double microseconds(const TileConfig& tile, int class_number, bool flush, int waves,
+  double microseconds(const TileConfig& tile, int class_number, bool flush, Planning planning,
                       std::string& note) {
     ForwardVariant v;
     v.dtype = DType::bf16;
@@ -129,20 +175,18 @@ class Bench {
       return 0;
     }
     const Kernel& forward = forward_kernel(v, 0);
-    const Kernel& combine =
-        combine_kernel({DType::bf16, s.head_size, v.head.group, fs.block_m()}, 0);
     const int blocks = max_active_blocks_per_sm(forward.function, fs.threads(), bytes);
     note = fmt::format("regs {} spill {} blocks/SM {} smem {}", forward.attributes.registers,
                        forward.attributes.local_bytes, blocks, bytes);
     if (blocks == 0) {
       return 0;
     }
-    const int parts = blocks * device.sm_count * waves / s.kv_heads + 2;
+    const int parts = blocks * device.sm_count * planning.waves / s.kv_heads + 2;
     const int tiles = s.batch * ((s.q_len * v.head.group + fs.block_m() - 1) / fs.block_m()) + 1;
     const int items = tiles + parts;
     DeviceBuffer counts(0, 256);
     DeviceBuffer work(0, std::size_t(items) * sizeof(WorkItem));
-    DeviceBuffer combines(0, std::size_t(parts) * sizeof(CombineItem));
+    DeviceBuffer counters(0, std::size_t(parts) * std::size_t(s.kv_heads) * sizeof(unsigned));
     const std::size_t partial_rows =
         std::size_t(2 * parts) * std::size_t(s.kv_heads) * std::size_t(fs.block_m());
     DeviceBuffer partial(0, partial_rows * std::size_t(s.head_size) * 4);
@@ -161,18 +205,24 @@ class Bench {
       plan.classes[n] = {
           .counts = counts.as<PlanCounts>() + n,
           .items = work.as<WorkItem>(),
-          .combines = combines.as<CombineItem>(),
+          .counters = counters.as<unsigned>(),
           .block_rows = fs.block_m(),
           .block_keys = fs.block_n,
           .capacity = blocks * device.sm_count,
-          .waves = waves,
+          .waves = planning.waves,
+          .good_tiles = (planning.good_keys + fs.block_n - 1) / fs.block_n,
           .min_tiles = ((class_number == 0 ? 128 : 512) + fs.block_n - 1) / fs.block_n,
           .forced_splits = 0,
           .max_items = n == class_number ? items : 0,
           .max_slots = n == class_number ? 2 * parts : 0};
     }
-    launch(plan_kernel(0), {.grid = {1, 1, 1}, .block = {1024, 1, 1}, .stream = stream_.get()},
-           plan);
+    const double plan_us = microseconds(
+        [&] {
+          launch(plan_kernel(0),
+                 {.grid = {1, 1, 1}, .block = {1024, 1, 1}, .stream = stream_.get()}, plan);
+        },
+        false);
+    note = fmt::format("plan {:.1f} us, {}", plan_us, note);
 
     const long long row = static_cast<long long>(s.kv_heads) * s.head_size;
     ForwardParams p{};
@@ -192,18 +242,14 @@ class Bench {
     }
     p.counts = counts.as<PlanCounts>() + class_number;
     p.items = work.as<WorkItem>();
+    p.counters = counters.as<unsigned>();
     p.partial_output = partial.as<float>();
     p.partial_lse = partial_lse.as<float>();
     p.scale = 1.4426950408889634F / std::sqrt(float(s.head_size));
     p.inverse_scale = 1.0F / p.scale;
     p.value_scale = 1.0F;
     p.window_left = -1;
-    CombineParams c{};
-    c.output = p.output;
-    c.counts = p.counts;
-    c.items = combines.as<CombineItem>();
-    c.partial_output = p.partial_output;
-    c.partial_lse = p.partial_lse;
+    p.num_kv_heads = s.kv_heads;
     const auto run = [&] {
       launch(forward,
              {.grid = {unsigned(items), unsigned(s.kv_heads), 1},
@@ -211,12 +257,20 @@ class Bench {
               .dynamic_shared_bytes = unsigned(bytes),
               .stream = stream_.get()},
              p, HeadValues<1>{});
-      launch(combine,
-             {.grid = {unsigned(parts), unsigned(s.kv_heads), 1},
-              .block = {128, 1, 1},
-              .stream = stream_.get()},
-             c, HeadValues<1>{});
     };
+    return microseconds(run, flush);
+  }
+
+  /// A plain sum of all keys and values: what the device reads at best.
+  double sum_microseconds() {
+    return microseconds([&] { read(cache_); }, true);
+  }
+
+  Shape s;
+
+ private:
+  /// Median of graph replays.
+  double microseconds(const std::function<void()>& run, bool flush) {
     run();
     synchronize(stream_.get());
     Graph graph = Graph::capture(0, stream_.get(), run);
@@ -230,8 +284,8 @@ class Bench {
     std::vector<double> times;
     double total = 0;
     while (times.size() < 5 || (times.size() < 30 && total < 60000)) {
-      if (flush) {
-        fill_async(flush_.data(), 1, flush_.bytes(), stream_.get());
+      if (flush) {  // By reads: lines that were written would be written back while we measure.
+        read(flush_);
       }
       begin.record(stream_.get());
       graph.launch(stream_.get());
@@ -243,33 +297,44 @@ class Bench {
     return times[times.size() / 2];
   }
 
-  Shape s;
+  void read(const DeviceBuffer& buffer) {
+    static const Kernel& sum = *Jit::global().prepare(sum_key(), 0);
+    launch(sum,
+           {.grid = {unsigned(device_properties(0).sm_count) * 4, 1, 1},
+            .block = {512, 1, 1},
+            .stream = stream_.get()},
+           buffer.data(), static_cast<long long>(buffer.bytes()), output_.data());
+  }
 
- private:
   OwnedStream stream_;
   DeviceBuffer query_, output_, cache_, starts_, key_starts_, lens_, table_, flush_;
   int width_ = 0;
 };
 
-void report(const Shape& shape, const std::vector<TileConfig>& tiles, bool decode, int waves = 0) {
+void report(const Shape& shape, const std::vector<TileConfig>& tiles, bool decode,
+            const std::vector<Planning>& plannings = {Planning{}}) {
   Bench bench(shape);
+  if (decode) {
+    const double us = bench.sum_microseconds();
+    fmt::print("{:48} {:32} {:9.1f} us {:15} {:7.0f} GB/s\n", shape.text(), "a plain sum", us, "",
+               2.0 * double(shape.kv_elements()) * double(size_of(shape.cache)) / us / 1e3);
+  }
   for (const TileConfig& tile : tiles) {
-    std::string note;
-    double us = 0;
-    try {
-      us = bench.microseconds(tile, decode ? 0 : 1, decode,
-                              waves > 0 ? waves
-                              : decode  ? 3
-                                        : 1,
-                              note);
-    } catch (const Error& error) {
-      note = error.what();
+    for (const Planning& planning : plannings) {
+      std::string note;
+      double us = 0;
+      try {
+        us = bench.microseconds(tile, decode ? 0 : 1, decode, decode ? planning : kPrefillPlanning,
+                                note);
+      } catch (const Error& error) {
+        note = error.what();
+      }
+      fmt::print("{:48} {:32} {:9.1f} us {:7.1f} TFLOP/s {:7.0f} GB/s  {} waves of {} keys, {}\n",
+                 shape.text(), text(tile), us, us > 0 ? shape.flops() / us / 1e6 : 0,
+                 us > 0 ? shape.bytes() / us / 1e3 : 0, planning.waves, planning.good_keys,
+                 note.substr(0, 300));
+      std::fflush(stdout);
     }
-    const double gbs =
-        us > 0 ? 2.0 * double(shape.kv_elements()) * double(size_of(shape.cache)) / us / 1e3 : 0;
-    fmt::print("{:48} {:32} {:9.1f} us {:7.1f} TFLOP/s {:7.0f} GB/s  {}\n", shape.text(),
-               text(tile), us, us > 0 ? shape.flops() / us / 1e6 : 0, gbs, note.substr(0, 300));
-    std::fflush(stdout);
   }
 }
 
@@ -311,33 +376,49 @@ void prefill(bool sweep) {
 }
 
 void decode(bool sweep) {
-  for (const auto& [batch, len] : std::vector<std::pair<int, int>>{{1, 1024},
-                                                                   {1, 8192},
-                                                                   {8, 8192},
-                                                                   {1, 131072},
-                                                                   {32, 8192},
-                                                                   {128, 1024},
-                                                                   {128, 8192},
-                                                                   {256, 1024}}) {
-    const Shape shape{batch, 1, len, 32, 8, 128, true, 16};
-    std::vector<TileConfig> tiles{decode_tile(head_of(shape), 1, device_properties(0))};
-    if (sweep && std::size_t(batch) * std::size_t(len) >= 131072) {
-      tiles.push_back({1, 1, 4, 64, 2, true, 3});
-      tiles.push_back({1, 1, 4, 64, 4, true, 1});
-      tiles.push_back({1, 1, 4, 128, 2, true, 1});
-      tiles.push_back({1, 1, 2, 32, 3, true, 4});
-      tiles.push_back({1, 1, 2, 64, 3, true, 2});
-      tiles.push_back({1, 1, 4, 64, 6, true, 1});
+  struct Batch {
+    int size, len;
+    bool mixed = false;
+  };
+  for (const auto& [batch, len, mixed] : std::vector<Batch>{{1, 1024},
+                                                            {1, 8192},
+                                                            {8, 8192},
+                                                            {1, 131072},
+                                                            {4, 32768},
+                                                            {32, 8192},
+                                                            {128, 1024},
+                                                            {128, 8192},
+                                                            {256, 1024},
+                                                            {8, 65536, true},
+                                                            {64, 8192, true}}) {
+    const Shape shape{batch, 1, len, 32, 8, 128, true, 16, DType::bf16, mixed};
+    const TileConfig tile = decode_tile(head_of(shape), 1, device_properties(0));
+    if (!sweep) {
+      report(shape, {tile}, true);
+      continue;
     }
-    report(shape, tiles, true);
-    if (sweep) {
-      report(shape, {tiles[0]}, true, 2);
-      report(shape, {tiles[0]}, true, 6);
-    }
+    report(shape, {tile}, true, {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {3, 2048}});
+    report(shape,
+           {{1, 1, 4, 64, 2, true, 3},
+            {1, 1, 4, 64, 4, true, 1},
+            {1, 1, 4, 128, 2, true, 1},
+            {1, 1, 2, 32, 3, true, 4},
+            {1, 1, 2, 64, 3, true, 2},
+            {1, 1, 4, 64, 6, true, 1}},
+           true);
   }
   for (const DType cache : {DType::f8e4m3, DType::f8e5m2}) {
     const Shape shape{128, 1, 8192, 32, 8, 128, true, 16, cache};
-    report(shape, {decode_tile(head_of(shape), 1, device_properties(0))}, true);
+    std::vector<TileConfig> tiles{decode_tile(head_of(shape), 1, device_properties(0))};
+    if (sweep) {
+      tiles.push_back({1, 1, 4, 64, 3, true, 3});
+      tiles.push_back({1, 1, 4, 64, 4, true, 3});
+      tiles.push_back({1, 1, 4, 128, 2, true, 2});
+      tiles.push_back({1, 1, 4, 128, 3, true, 2});
+      tiles.push_back({1, 1, 2, 64, 3, true, 4});
+      tiles.push_back({1, 1, 8, 128, 3, true, 1});
+    }
+    report(shape, tiles, true);
   }
   for (const int d : {64, 256}) {
     const Shape shape{64, 1, 8192, 2048 / d * 2, 512 / d * 2, d, true, 16};
@@ -388,7 +469,8 @@ void host() {
   args.kv_cache =
       KVCacheView::from_blocks_first({kv.data(), DType::bf16, {blocks, 2, 16, 8, 128}, device});
   ExecutionContext context{.stream = stream.get()};
-  std::vector<double> build_us, forward_us;
+  std::vector<double> build_us, forward_us, launch_us;
+  const Kernel& sum = *Jit::global().prepare(sum_key(), 0);
   for (int i = 0; i < 200; ++i) {
     const auto t0 = std::chrono::steady_clock::now();
     const auto metadata = builder->build(0, common);
@@ -396,13 +478,23 @@ void host() {
     impl->forward(args, *metadata, context);
     const auto t2 = std::chrono::steady_clock::now();
     synchronize(stream.get());
+    builder->build(0, common);
+    const auto t3 = std::chrono::steady_clock::now();
+    launch(sum, {.grid = {1, 1, 1}, .block = {512, 1, 1}, .stream = stream.get()}, kv.data(), 16LL,
+           o.data());
+    const auto t4 = std::chrono::steady_clock::now();
+    synchronize(stream.get());
+    launch_us.push_back(std::chrono::duration<double, std::micro>(t4 - t3).count());
     build_us.push_back(std::chrono::duration<double, std::micro>(t1 - t0).count());
     forward_us.push_back(std::chrono::duration<double, std::micro>(t2 - t1).count());
   }
   std::sort(build_us.begin(), build_us.end());
   std::sort(forward_us.begin(), forward_us.end());
-  fmt::print("host: build {:.1f} us, forward {:.1f} us (256 decodes, medians)\n", build_us[100],
-             forward_us[100]);
+  std::sort(launch_us.begin(), launch_us.end());
+  fmt::print(
+      "host: build {:.1f} us, forward {:.1f} us, of it a launch alone {:.1f} us (256 decodes, "
+      "medians)\n",
+      build_us[100], forward_us[100], launch_us[100]);
 }
 
 }  // namespace

@@ -13,6 +13,8 @@ namespace {
 /// Work items that the planner aims at for each block the device can run at a time: several even
 /// out lengths, but each split of a tile of many rows costs a large partial result.
 constexpr std::array<int, 2> kWaves{3, 1};
+/// Keys of a split that make up for its beginning and end.
+constexpr std::array<int, 2> kGoodSplitKeys{2048, 0};
 /// Fewest keys of a split.
 constexpr std::array<int, 2> kMinSplitKeys{128, 512};
 
@@ -27,7 +29,7 @@ std::int64_t take(std::int64_t& total, std::int64_t bytes) {
 }
 
 struct PlanOffsets {
-  std::int64_t counts, items, combines;
+  std::int64_t counts, items, counters;
 };
 
 }  // namespace
@@ -47,10 +49,11 @@ FlashBuilder::FlashBuilder(const BuilderConfig& config)
     metadata.page_size = static_cast<int>(kernel_block_size(config));
     metadata.pages_per_block = static_cast<int>(config.block_size / kernel_block_size(config));
   }
-  const Pass pass{.causal = usual.causal};
   const HeadShape head = head_shape(spec, metadata.page_size);
-  capacity(metadata, pass, decode_tile(head, 1, device_));
-  capacity(metadata, pass, prefill_tile(head, device_));
+  for (const TileConfig& tile : {decode_tile(head, 1, device_), prefill_tile(head, device_)}) {
+    ClassPlan plan;
+    choose_kernel(plan, metadata, usual.causal, tile);
+  }
 }
 
 bool FlashBuilder::use_cascade(const CascadeQuery& query) const {
@@ -85,16 +88,24 @@ AttentionMetadataPtr FlashBuilder::do_build(std::int64_t common_prefix_len,
   return plan(common_prefix_len, common, is_capturing(config().stream));
 }
 
-int FlashBuilder::capacity(const FlashMetadata& metadata, const Pass& pass,
-                           const TileConfig& tile) {
-  const ForwardVariant variant = forward_variant(config().spec, pass.causal, metadata.page_size,
-                                                 metadata.pages_per_block, tile);
-  const Kernel& kernel = forward_kernel(variant, metadata.device);
-  const ForwardShape shape = tile.shape(variant.head);
-  const int blocks =
-      max_active_blocks_per_sm(kernel.function, shape.threads(), shared_layout(shape).total);
-  check(blocks > 0, "the tile of {} does not fit on {}", kernel.name, device_.name);
-  return blocks * device_.sm_count;
+void FlashBuilder::choose_kernel(ClassPlan& plan, const FlashMetadata& metadata, bool causal,
+                                 const TileConfig& tile) {
+  plan.variant =
+      forward_variant(config().spec, causal, metadata.page_size, metadata.pages_per_block, tile);
+  // A cascade's passes leave the sink to their merge.
+  plan.variant.sinks &= metadata.passes.size() < 2;
+  auto found = kernels_.find(plan.variant);
+  if (found == kernels_.end()) {
+    const Kernel& kernel = forward_kernel(plan.variant, metadata.device);
+    const ForwardShape shape = tile.shape(plan.variant.head);
+    const int blocks =
+        max_active_blocks_per_sm(kernel.function, shape.threads(), shared_layout(shape).total);
+    check(blocks > 0, "the tile of {} does not fit on {}", kernel.name, device_.name);
+    const ReadyKernel ready{&kernel, blocks * device_.sm_count};
+    found = kernels_.emplace(plan.variant, ready).first;
+  }
+  plan.kernel = found->second.kernel;
+  plan.capacity = found->second.capacity;
 }
 
 std::array<bool, 2> FlashBuilder::classes_of(const FlashMetadata& metadata, const Pass& pass,
@@ -128,38 +139,34 @@ ClassPlan FlashBuilder::plan_class(const FlashMetadata& metadata, const Pass& pa
   const HeadShape head = head_shape(spec, metadata.page_size);
   ClassPlan result;
   result.active = true;
-  result.tile =
+  const TileConfig tile =
       number == 0 ? decode_tile(head, common.max_query_len, device_) : prefill_tile(head, device_);
-  result.block_m = result.tile.shape(head).block_m();
+  choose_kernel(result, metadata, pass.causal, tile);
 
   const std::int64_t rows = common.num_actual_tokens * spec.group_size();
   // Rows that no request owns count as one more request; so does, in a cascade's prefix, the batch.
   const std::int64_t requests = (pass.shared_table ? 1 : common.num_reqs) + 1;
   // In the class of few rows a request has one tile, unless the class is alone.
-  const std::int64_t tiles = number == 0 && !alone ? requests : requests + rows / result.block_m;
-  const std::int64_t parts =
-      divide_up(static_cast<std::int64_t>(capacity(metadata, pass, result.tile)) *
-                    kWaves[static_cast<std::size_t>(number)],
-                spec.num_kv_heads) +
-      2;
+  const std::int64_t tiles =
+      number == 0 && !alone ? requests : requests + rows / tile.shape(head).block_m();
+  const std::int64_t parts = divide_up(static_cast<std::int64_t>(result.capacity) *
+                                           kWaves[static_cast<std::size_t>(number)],
+                                       spec.num_kv_heads) +
+                             2;
   std::int64_t items = tiles;
   std::int64_t slots = 0;
-  std::int64_t combines = 0;
   if (config().num_splits > 1) {
     items = tiles * config().num_splits;
     slots = items;
-    combines = tiles;
   } else if (config().num_splits == 0 && !config().batch_invariant) {
     // A tile is cut when it is longer than the share of a part, and there are only so many shares.
     items = tiles + parts;
     slots = 2 * parts;
-    combines = parts;
   }
   check(items <= std::numeric_limits<int>::max(), "num_actual_tokens is {}, too many for one step",
         common.num_actual_tokens);
   result.max_items = static_cast<int>(items);
   result.max_slots = static_cast<int>(slots);
-  result.max_combines = static_cast<int>(combines);
   return result;
 }
 
@@ -187,6 +194,12 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
   }
   metadata->passes.push_back({.causal = common.causal, .key_begin = static_cast<int>(prefix)});
 
+  const PlanId id{common.query_start_loc.data(), common.seq_lens.data(), common.num_reqs,
+                  common.num_actual_tokens,      common.max_query_len,   prefix};
+  PlanSlot& slot = plans_[id];
+  // A graph that was captured reads this plan too: classes and offsets must be what they were then.
+  slot.captured |= for_capture;
+
   std::int64_t plan_bytes = 0;
   std::array<std::array<PlanOffsets, 2>, 2> offsets{};
   for (std::size_t pass = 0; pass < metadata->passes.size(); ++pass) {
@@ -194,7 +207,7 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
     const HeadShape head = head_shape(spec, metadata->page_size);
     const std::int64_t few_rows =
         decode_tile(head, common.max_query_len, device_).shape(head).block_m();
-    const std::array<bool, 2> found = classes_of(*metadata, p, few_rows, for_capture);
+    const std::array<bool, 2> found = classes_of(*metadata, p, few_rows, slot.captured);
     p.rows_max = !found[0]   ? 0
                  : !found[1] ? std::numeric_limits<int>::max()
                              : static_cast<int>(few_rows);
@@ -206,10 +219,10 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
       offsets[pass][n] = {
           .counts = take(plan_bytes, sizeof(PlanCounts)),
           .items = take(plan_bytes, c.max_items * static_cast<std::int64_t>(sizeof(WorkItem))),
-          .combines =
-              take(plan_bytes, c.max_combines * static_cast<std::int64_t>(sizeof(CombineItem)))};
+          .counters = take(plan_bytes, c.max_slots / 2 * spec.num_kv_heads *
+                                           static_cast<std::int64_t>(sizeof(unsigned)))};
       const std::int64_t partial_rows =
-          static_cast<std::int64_t>(c.max_slots) * spec.num_kv_heads * c.block_m;
+          static_cast<std::int64_t>(c.max_slots) * spec.num_kv_heads * c.shape().block_m();
       c.partial_output = take(metadata->workspace_size, partial_rows * spec.value_head_size() * 4);
       c.partial_lse = take(metadata->workspace_size, partial_rows * 4);
     }
@@ -220,9 +233,7 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
       p.lse = take(metadata->workspace_size, rows * 4);
     }
   }
-  const PlanId id{common.query_start_loc.data(), common.seq_lens.data(), common.num_reqs,
-                  common.num_actual_tokens,      common.max_query_len,   prefix};
-  metadata->plan = plan_buffer(id, plan_bytes, for_capture);
+  metadata->plan = plan_buffer(slot, plan_bytes);
   if (metadata->workspace_size > 0) {
     metadata->workspace = workspace(metadata->workspace_size);
   }
@@ -248,23 +259,23 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
       const PlanOffsets& at = offsets[pass][n];
       auto* counts = reinterpret_cast<PlanCounts*>(memory + at.counts);
       auto* items = reinterpret_cast<WorkItem*>(memory + at.items);
-      auto* combines = reinterpret_cast<CombineItem*>(memory + at.combines);
-      const int block_n = c.tile.shape(head_shape(spec, metadata->page_size)).block_n;
+      auto* counters = reinterpret_cast<unsigned*>(memory + at.counters);
       params.classes[n] = {
           .counts = counts,
           .items = items,
-          .combines = combines,
-          .block_rows = std::max(c.block_m, 1),
-          .block_keys = block_n,
-          .capacity = c.active ? capacity(*metadata, p, c.tile) : 1,
+          .counters = counters,
+          .block_rows = c.shape().block_m(),
+          .block_keys = c.shape().block_n,
+          .capacity = c.capacity,
           .waves = kWaves[n],
-          .min_tiles = static_cast<int>(divide_up(kMinSplitKeys[n], block_n)),
+          .good_tiles = static_cast<int>(divide_up(kGoodSplitKeys[n], c.shape().block_n)),
+          .min_tiles = static_cast<int>(divide_up(kMinSplitKeys[n], c.shape().block_n)),
           .forced_splits = config().batch_invariant ? 1 : static_cast<int>(config().num_splits),
           .max_items = c.max_items,
           .max_slots = c.max_slots};
       c.counts = counts;
       c.items = items;
-      c.combines = combines;
+      c.counters = counters;
     }
     launch(plan_kernel(device),
            {.grid = {1, 1, 1}, .block = {1024, 1, 1}, .stream = config().stream}, params);
@@ -272,10 +283,7 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
   return metadata;
 }
 
-std::shared_ptr<DeviceBuffer> FlashBuilder::plan_buffer(const PlanId& id, std::int64_t bytes,
-                                                        bool captured) {
-  PlanSlot& slot = plans_[id];
-  slot.captured |= captured;
+std::shared_ptr<DeviceBuffer> FlashBuilder::plan_buffer(PlanSlot& slot, std::int64_t bytes) {
   const auto large_enough = [&](const std::shared_ptr<DeviceBuffer>& buffer) {
     return buffer && buffer->bytes() >= static_cast<std::size_t>(bytes);
   };

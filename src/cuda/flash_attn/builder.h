@@ -44,12 +44,19 @@ class FlashBuilder final : public AttentionMetadataBuilder {
   std::array<bool, 2> classes_of(const FlashMetadata& metadata, const Pass& pass,
                                  std::int64_t rows_max, bool for_capture) const;
   ClassPlan plan_class(const FlashMetadata& metadata, const Pass& pass, int number, bool alone);
-  std::shared_ptr<DeviceBuffer> plan_buffer(const PlanId& id, std::int64_t bytes, bool captured);
+  /// Chooses the kernel, makes it ready and asks how many of its blocks the device runs at a time.
+  void choose_kernel(ClassPlan& plan, const FlashMetadata& metadata, bool causal,
+                     const TileConfig& tile);
+  std::shared_ptr<DeviceBuffer> plan_buffer(PlanSlot& slot, std::int64_t bytes);
   std::shared_ptr<DeviceBuffer> workspace(std::int64_t bytes);
-  /// Blocks of the kernel that the device runs at a time; makes the kernel ready.
-  int capacity(const FlashMetadata& metadata, const Pass& pass, const TileConfig& tile);
+
+  struct ReadyKernel {
+    const Kernel* kernel;
+    int capacity;
+  };
 
   const DeviceProperties& device_;
+  std::map<ForwardVariant, ReadyKernel> kernels_;
   std::map<PlanId, PlanSlot> plans_;
   std::vector<std::shared_ptr<DeviceBuffer>> workspaces_;  ///< The last is the largest.
 };

@@ -99,27 +99,31 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
   params.window_right = pass.causal ? 0 : static_cast<int>(layer.window.right);
   params.key_begin = pass.key_begin;
   params.shared_table = pass.shared_table ? 1 : 0;
+  params.num_kv_heads = static_cast<int>(layer.num_kv_heads);
 
   for (const ClassPlan& plan : pass.classes) {
     if (!plan.active) {
       continue;
     }
     ForwardVariant variant = forward_variant(layer, pass.causal, metadata.page_size,
-                                             metadata.pages_per_block, plan.tile);
+                                             metadata.pages_per_block, plan.variant.tile);
     variant.sinks = sinks;
     variant.cache_vector_bytes = static_cast<int>(std::min(vector_bytes(key), vector_bytes(value)));
     variant.row_vector_bytes =
         static_cast<int>(std::min(vector_bytes(args.query), vector_bytes(args.output)));
     variant.joint_addresses &= same_strides(params.key, params.value);
-    const Kernel& kernel = forward_kernel(variant, metadata.device);
-    const ForwardShape shape = plan.tile.shape(variant.head);
+    // The builder's choice fits the usual layer; looking one up costs more than comparing.
+    const Kernel& kernel =
+        variant == plan.variant ? *plan.kernel : forward_kernel(variant, metadata.device);
+    const ForwardShape shape = plan.shape();
     params.counts = plan.counts;
     params.items = plan.items;
+    params.counters = plan.counters;
     params.partial_output = reinterpret_cast<float*>(workspace + plan.partial_output);
     params.partial_lse = reinterpret_cast<float*>(workspace + plan.partial_lse);
-    const unsigned kv_heads = static_cast<unsigned>(layer.num_kv_heads);
     const LaunchConfig config{
-        .grid = {static_cast<unsigned>(plan.max_items), kv_heads, 1},
+        .grid = {static_cast<unsigned>(plan.max_items), static_cast<unsigned>(layer.num_kv_heads),
+                 1},
         .block = {static_cast<unsigned>(shape.threads()), 1, 1},
         .dynamic_shared_bytes = static_cast<unsigned>(shared_layout(shape).total),
         .stream = stream};
@@ -127,32 +131,6 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
       launch(kernel, config, params, head_values_);
     } else {
       launch(kernel, config, params, HeadValues<1>{});
-    }
-    if (plan.max_combines == 0) {
-      continue;
-    }
-    const Kernel& combine = combine_kernel({.dtype = layer.dtype,
-                                            .head_size_v = variant.head.head_size_v,
-                                            .group = variant.head.group,
-                                            .block_m = plan.block_m,
-                                            .sinks = sinks},
-                                           metadata.device);
-    const CombineParams combine_params{.output = params.output,
-                                       .lse = params.lse,
-                                       .lse_head_stride = params.lse_head_stride,
-                                       .lse_row_stride = params.lse_row_stride,
-                                       .counts = plan.counts,
-                                       .items = plan.combines,
-                                       .partial_output = params.partial_output,
-                                       .partial_lse = params.partial_lse};
-    const LaunchConfig combine_config{
-        .grid = {static_cast<unsigned>(plan.max_combines), kv_heads, 1},
-        .block = {128, 1, 1},
-        .stream = stream};
-    if (sinks) {
-      launch(combine, combine_config, combine_params, head_values_);
-    } else {
-      launch(combine, combine_config, combine_params, HeadValues<1>{});
     }
   }
 }

@@ -100,20 +100,6 @@ KernelKey forward_key(const ForwardVariant& v, const std::string& arch) {
   return key;
 }
 
-KernelKey combine_key(const CombineVariant& v, const std::string& arch) {
-  KernelKey key;
-  key.source = "flash_attn/combine.cu";
-  key.entry = "flash_combine";
-  key.arch = arch;
-  key.set("kQueryType", v.dtype)
-      .set("kHeadSizeV", v.head_size_v)
-      .set("kGroup", v.group)
-      .set("kBlockM", v.block_m)
-      .set("kSinks", v.sinks)
-      .set("kHeadValues", head_values(v.sinks));
-  return key;
-}
-
 KernelKey cache_write_key(const CacheWriteVariant& v, const std::string& arch) {
   KernelKey key;
   key.source = "reshape_and_cache.cu";
@@ -153,11 +139,6 @@ const Kernel& forward_kernel(const ForwardVariant& variant, int device) {
   return table.get(variant, device, forward_key, [](const ForwardVariant& v, const Kernel& kernel) {
     kernel.set_max_dynamic_shared_bytes(shared_layout(v.tile.shape(v.head)).total);
   });
-}
-
-const Kernel& combine_kernel(const CombineVariant& variant, int device) {
-  static KernelTable<CombineVariant> table;
-  return table.get(variant, device, combine_key);
 }
 
 const Kernel& cache_write_kernel(const CacheWriteVariant& variant, int device) {
@@ -210,18 +191,8 @@ std::vector<KernelKey> keys_for_model(const AttentionSpec& spec, std::int64_t bl
     tiles.insert(decode_tile(head, queries, limits));
   }
   std::vector<KernelKey> keys{plan_key(arch)};
-  std::set<int> block_rows;
   for (const TileConfig& tile : tiles) {
     keys.push_back(forward_key(forward_variant(spec, causal, page_size, 1, tile), arch));
-    block_rows.insert(tile.shape(head).block_m());
-  }
-  for (const int block_m : block_rows) {
-    keys.push_back(combine_key({.dtype = spec.dtype,
-                                .head_size_v = head.head_size_v,
-                                .group = head.group,
-                                .block_m = block_m,
-                                .sinks = !spec.sinks.empty()},
-                               arch));
   }
   if (spec.uses_cache()) {
     keys.push_back(cache_write_key({.dtype = spec.dtype,

@@ -32,16 +32,6 @@ struct ForwardVariant {
   friend auto operator<=>(const ForwardVariant&, const ForwardVariant&) = default;
 };
 
-struct CombineVariant {
-  DType dtype = DType::bf16;
-  int head_size_v = 0;
-  int group = 1;
-  int block_m = 16;
-  bool sinks = false;
-
-  friend auto operator<=>(const CombineVariant&, const CombineVariant&) = default;
-};
-
 struct CacheWriteVariant {
   DType dtype = DType::bf16;
   DType cache_dtype = DType::bf16;
@@ -62,14 +52,12 @@ struct MergeVariant {
 };
 
 KernelKey forward_key(const ForwardVariant& variant, const std::string& arch);
-KernelKey combine_key(const CombineVariant& variant, const std::string& arch);
 KernelKey cache_write_key(const CacheWriteVariant& variant, const std::string& arch);
 KernelKey merge_key(const MergeVariant& variant, const std::string& arch);
 KernelKey plan_key(const std::string& arch);
 
 /// The loaded kernel, compiled if need be; found again without any text being built. Thread-safe.
 const Kernel& forward_kernel(const ForwardVariant& variant, int device);
-const Kernel& combine_kernel(const CombineVariant& variant, int device);
 const Kernel& cache_write_kernel(const CacheWriteVariant& variant, int device);
 const Kernel& merge_kernel(const MergeVariant& variant, int device);
 const Kernel& plan_kernel(int device);

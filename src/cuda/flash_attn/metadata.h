@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
-#include "cuda/flash_attn/heuristics.h"
+#include "cuda/flash_attn/kernels.h"
 #include "cuda/kernels/flash_attn/params.cuh"
 #include "foveal/backend.h"
 
@@ -19,14 +19,17 @@ inline constexpr const char* kName = "FLASH_ATTN";
 /// Requests with few rows, or with many: how their kernels are launched in one pass.
 struct ClassPlan {
   bool active = false;
-  TileConfig tile;
-  int block_m = 0;
+  ForwardVariant variant;  ///< For a layer whose tensors are aligned; its kernel.
+  const Kernel* kernel = nullptr;
+  int capacity = 1;  ///< Blocks of it that the device runs at a time.
   int max_items = 0;
-  int max_combines = 0;  ///< 0: nothing is split.
-  int max_slots = 0;
+  int max_slots = 0;                   ///< 0: nothing is split.
   const PlanCounts* counts = nullptr;  ///< On the device, like all the planner wrote.
   const WorkItem* items = nullptr;
-  const CombineItem* combines = nullptr;
+  unsigned* counters = nullptr;
+
+  ForwardShape shape() const { return variant.tile.shape(variant.head); }
+
   std::int64_t partial_output = 0;  ///< Offsets in the workspace.
   std::int64_t partial_lse = 0;
 };

@@ -29,25 +29,16 @@ struct WorkItem {
   int first_row;
   int tile_begin;  ///< Tiles of keys, counted from the request's first key.
   int tile_end;
-  int slot;  ///< Of the partial result, or −1: writes the output itself.
-};
-
-/// A tile whose keys were split: its partial results stand in consecutive slots.
-struct CombineItem {
-  int query_start;
-  int query_len;
-  int first_row;
-  int first_slot;
+  int slot;        ///< Of the partial result, or −1: has all keys and writes the output itself.
+  int first_slot;  ///< The tile's parts stand in consecutive slots…
   int num_slots;
-  int padding[3];
+  int counter;  ///< …and count those done here: number of a row of counters, one a KV head.
+  int padding;
 };
 
-/// What the planner decides; lies at the front of the builder's buffer.
+/// What the planner decides beside the items.
 struct PlanCounts {
   int items;
-  int combines;
-  int slots;
-  int padding;
 };
 
 struct ForwardParams {
@@ -63,6 +54,7 @@ struct ForwardParams {
   const int* key_start_loc;  ///< Plain keys: where each request's begin.
   const PlanCounts* counts;
   const WorkItem* items;
+  unsigned* counters;     ///< [counter, num_kv_heads]; all 0 between launches.
   float* partial_output;  ///< [slot, num_kv_heads, tile rows, head_size_v]
   float* partial_lse;     ///< [slot, num_kv_heads, tile rows], base 2
   float scale;            ///< From a product of query and key to a score in base 2.
@@ -73,6 +65,8 @@ struct ForwardParams {
   int window_right;  ///< 0 for causal.
   int key_begin;     ///< Keys before are left to another pass (cascade).
   int shared_table;  ///< All requests use the first row of block_table (the prefix of a cascade).
+  int num_kv_heads;
+  int padding;
 };
 
 /// Values of each query head, by number; a kernel without such a feature takes kHeads = 1.
@@ -82,28 +76,18 @@ struct HeadValues {
   float sink[kHeads];         ///< In base 2.
 };
 
-struct CombineParams {
-  RowsView output;
-  float* lse;  ///< May be null.
-  long long lse_head_stride;
-  long long lse_row_stride;
-  const PlanCounts* counts;
-  const CombineItem* items;
-  const float* partial_output;
-  const float* partial_lse;
-};
-
 /// How the planner cuts the requests of one class.
 struct PlanClass {
   PlanCounts* counts;
   WorkItem* items;
-  CombineItem* combines;
-  int block_rows;     ///< Rows of a tile.
-  int block_keys;     ///< Keys of a tile.
-  int capacity;       ///< Blocks that run at a time, over the KV heads.
-  int waves;          ///< Work items each of them should get.
-  int min_tiles;      ///< Fewest key tiles of a split.
-  int forced_splits;  ///< 0: as the planner decides.
+  unsigned* counters;  ///< Of max_slots / 2 tiles: each that is split has two slots at least.
+  int block_rows;      ///< Rows of a tile.
+  int block_keys;      ///< Keys of a tile.
+  int capacity;        ///< Blocks that run at a time, over the KV heads.
+  int waves;           ///< The most work items each of them should get…
+  int good_tiles;      ///< …when they have at least so many key tiles…
+  int min_tiles;       ///< …and the fewest key tiles of a split in any case.
+  int forced_splits;   ///< 0: as the planner decides.
   int max_items;
   int max_slots;
 };

@@ -100,81 +100,175 @@ __device__ __forceinline__ void for_each_tile(const PlanParams& p, Visit&& visit
   }
 }
 
+/// Lengths of a part that are tried: an equal share, and longer by an eighth each.
+constexpr int kCandidates = 4;
+/// Work items by length, two buckets for each power of two.
+constexpr int kBuckets = 64;
+
+struct ClassState {
+  unsigned long long key_tiles;
+  int candidates[kCandidates];
+  int items_of[kCandidates];  // Items that each would make.
+  int part;                   // Key tiles of a part at most.
+  int slots;
+  int split_tiles;
+  int items;
+  int bucket_items[kBuckets];
+  int bucket_next[kBuckets];
+};
+
+/// Key tiles of each of so many equal parts of a class's work.
+__device__ __forceinline__ int share(const PlanParams& p, const ClassState& state, int parts) {
+  const unsigned long long tiles = state.key_tiles * p.num_kv_heads;
+  return static_cast<int>(min((tiles + parts - 1) / parts, 1ULL << 30));
+}
+
+/// One item for each block that runs at a time, where that makes none much longer than its share.
+/// Else several for each, so that other lengths even out: long enough for their beginning and end
+/// to weigh little, but no longer than a share.
+__device__ __forceinline__ int choose_part(const PlanParams& p, const PlanClass& c,
+                                           const ClassState& state) {
+  for (int i = 0; i < kCandidates; ++i) {
+    if (static_cast<long long>(state.items_of[i]) * p.num_kv_heads <= c.capacity) {
+      return state.candidates[i];
+    }
+  }
+  const int several = max(share(p, state, c.capacity * c.waves), c.good_tiles);
+  return max(min(several, share(p, state, c.capacity)), c.min_tiles);
+}
+
+/// A tile that sees nothing still writes zeros.
+__device__ __forceinline__ int parts_of(const PlanClass& c, int part, int length) {
+  return max(1, c.forced_splits > 0 ? min(c.forced_splits, length) : (length + part - 1) / part);
+}
+
+/// The longest first.
+__device__ __forceinline__ int bucket_of(int length) {
+  const int power = 31 - __clz(length | 1);
+  return kBuckets - 1 - (2 * power + (power > 0 ? length >> (power - 1) & 1 : 0));
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads)
     flash_plan(const __grid_constant__ PlanParams p) {
-  __shared__ unsigned long long key_tiles[2];
-  __shared__ int items[2];
-  __shared__ int combines[2];
-  __shared__ int slots[2];
-  __shared__ int part[2];
+  __shared__ ClassState states[2];
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < 2) {
-    key_tiles[thread] = 0ULL;
-    items[thread] = combines[thread] = slots[thread] = 0;
+  for (int i = thread; i < static_cast<int>(sizeof(states) / sizeof(int)); i += kThreads) {
+    reinterpret_cast<int*>(states)[i] = 0;
   }
   __syncthreads();
-  unsigned long long seen[2] = {0ULL, 0ULL};
+
+  unsigned long long key_tiles[2] = {0ULL, 0ULL};
   for_each_tile(p, [&](const Request&, int number, const Tile& tile) {
-    seen[number] += static_cast<unsigned long long>(tile.end - tile.begin);
+    key_tiles[number] += static_cast<unsigned long long>(tile.end - tile.begin);
   });
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    if (seen[n] != 0ULL) {
-      atomicAdd(&key_tiles[n], seen[n]);
+    if (key_tiles[n] != 0ULL) {
+      atomicAdd(&states[n].key_tiles, key_tiles[n]);
+    }
+  }
+  __syncthreads();
+  if (thread < 2 * kCandidates) {
+    ClassState& state = states[thread / kCandidates];
+    const PlanClass& c = p.classes[thread / kCandidates];
+    const int number = thread % kCandidates;
+    const long long equal = share(p, state, c.capacity);
+    state.candidates[number] = max(static_cast<int>(equal + equal * number / 8), c.min_tiles);
+  }
+  __syncthreads();
+
+  int items_of[2][kCandidates] = {};
+  for_each_tile(p, [&](const Request&, int number, const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kCandidates; ++i) {
+      const int parts =
+          parts_of(p.classes[number], states[number].candidates[i], tile.end - tile.begin);
+      items_of[0][i] += number == 0 ? parts : 0;
+      items_of[1][i] += number == 0 ? 0 : parts;
+    }
+  });
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < kCandidates; ++i) {
+      const int sum = __reduce_add_sync(0xFFFFFFFFU, items_of[n][i]);
+      if (thread % 32 == 0 && sum != 0) {
+        atomicAdd(&states[n].items_of[i], sum);
+      }
     }
   }
   __syncthreads();
   if (thread < 2) {
-    const PlanClass& c = p.classes[thread];
-    const unsigned long long share =
-        (key_tiles[thread] * p.num_kv_heads + static_cast<unsigned>(c.capacity * c.waves) - 1) /
-        static_cast<unsigned>(c.capacity * c.waves);
-    part[thread] = max(static_cast<int>(min(share, 1ULL << 30)), c.min_tiles);
+    states[thread].part = choose_part(p, p.classes[thread], states[thread]);
   }
   __syncthreads();
+
+  for_each_tile(p, [&](const Request&, int number, const Tile& tile) {
+    ClassState& state = states[number];
+    const int length = tile.end - tile.begin;
+    const int parts = parts_of(p.classes[number], state.part, length);
+    atomicAdd(&state.bucket_items[bucket_of(length / parts)], parts);
+  });
+  __syncthreads();
+  if (thread < 2 * kBuckets) {
+    ClassState& state = states[thread / kBuckets];
+    const int bucket = thread % kBuckets;
+    int before = 0;
+#pragma unroll
+    for (int i = 0; i < kBuckets; ++i) {
+      before += i < bucket ? state.bucket_items[i] : 0;
+    }
+    state.bucket_next[bucket] = before;
+    if (bucket == kBuckets - 1) {
+      state.items = before + state.bucket_items[bucket];
+    }
+  }
+  __syncthreads();
+
   for_each_tile(p, [&](const Request& r, int number, const Tile& tile) {
     const PlanClass& c = p.classes[number];
+    ClassState& state = states[number];
     const int length = tile.end - tile.begin;
-    int splits = c.forced_splits > 0 ? min(c.forced_splits, length)
-                                     : (length + part[number] - 1) / part[number];
-    int slot = -1;
-    if (splits > 1) {
-      slot = atomicAdd(&slots[number], splits);
-      if (slot + splits > c.max_slots) {
-        // Cannot happen with the sizes the host computes; a wrong answer would be worse than slow.
-        splits = 1;
-        slot = -1;
+    const int parts = parts_of(c, state.part, length);
+    const int at = atomicAdd(&state.bucket_next[bucket_of(length / parts)], parts);
+    WorkItem item{.request = r.index,
+                  .query_start = r.query_start,
+                  .query_len = r.query_len,
+                  .seq_len = r.seq_len,
+                  .first_row = tile.first_row,
+                  .tile_begin = tile.begin,
+                  .tile_end = tile.end,
+                  .slot = -1,
+                  .first_slot = parts > 1 ? atomicAdd(&state.slots, parts) : 0,
+                  .num_slots = parts,
+                  .counter = 0,
+                  .padding = 0};
+    const bool split = parts > 1 && item.first_slot + parts <= c.max_slots;
+    if (split) {
+      item.counter = atomicAdd(&state.split_tiles, 1);
+    }
+    for (int s = 0; s < parts && at + s < c.max_items; ++s) {
+      if (split) {
+        item.tile_end = item.tile_begin + length / parts + (s < length % parts ? 1 : 0);
+        item.slot = item.first_slot + s;
+      } else if (s > 0) {
+        // More slots than the host's bounds allow: the first item has all keys, the others no rows.
+        item.query_len = item.first_row = item.tile_begin = item.tile_end = 0;
       }
-    }
-    splits = max(splits, 1);  // A tile that sees nothing still writes zeros.
-    const int at = atomicAdd(&items[number], splits);
-    for (int s = 0; s < splits && at + s < c.max_items; ++s) {
-      c.items[at + s] = {
-          .request = r.index,
-          .query_start = r.query_start,
-          .query_len = r.query_len,
-          .seq_len = r.seq_len,
-          .first_row = tile.first_row,
-          .tile_begin = tile.begin + static_cast<int>(static_cast<long long>(length) * s / splits),
-          .tile_end =
-              tile.begin + static_cast<int>(static_cast<long long>(length) * (s + 1) / splits),
-          .slot = slot < 0 ? -1 : slot + s};
-    }
-    if (splits > 1) {
-      c.combines[atomicAdd(&combines[number], 1)] = {.query_start = r.query_start,
-                                                     .query_len = r.query_len,
-                                                     .first_row = tile.first_row,
-                                                     .first_slot = slot,
-                                                     .num_slots = splits,
-                                                     .padding = {0, 0, 0}};
+      c.items[at + s] = item;
+      item.tile_begin = item.tile_end;
     }
   });
   __syncthreads();
-  if (thread < 2) {
-    *p.classes[thread].counts = {.items = min(items[thread], p.classes[thread].max_items),
-                                 .combines = combines[thread],
-                                 .slots = slots[thread],
-                                 .padding = 0};
+  for (int n = 0; n < 2; ++n) {
+    const PlanClass& c = p.classes[n];
+    if (thread == 0) {
+      *c.counts = {.items = min(states[n].items, c.max_items)};
+    }
+    // The memory is new or was another plan's.
+    for (int i = thread; i < states[n].split_tiles * p.num_kv_heads; i += kThreads) {
+      c.counters[i] = 0U;
+    }
   }
 }
 

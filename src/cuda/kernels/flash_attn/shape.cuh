@@ -19,6 +19,9 @@ struct ForwardShape {
   constexpr int threads() const { return 32 * warps_m * warps_n; }
   constexpr int head_pad() const { return (head_size + 15) / 16 * 16; }
   constexpr int head_pad_v() const { return (head_size_v + 15) / 16 * 16; }
+  /// fp8 keys and values that one warp alone multiplies with are widened by it, in registers;
+  /// those that several do, once for all of them, through shared memory.
+  constexpr bool widens_in_registers() const { return cache_bytes == 1 && warps_m == 1; }
   /// A tile of keys touches at most so many blocks of the cache.
   constexpr int pages_per_tile() const {
     if (page_size == 0) return 0;
@@ -44,7 +47,7 @@ struct SharedLayout {
   int stages;     ///< Keys, then values, of each stage, as they lie in the cache.
   int key_bytes;  ///< Of one stage.
   int stage_bytes;
-  int wide_key;  ///< fp8 caches: the tile in use, widened to 16 bits.
+  int wide_key;  ///< fp8 caches with several warps over rows: the tile in use, in 16 bits.
   int wide_value;
   int page_ids;     ///< [page_ring][pages_per_tile]
   int block_state;  ///< Of the block: BlockState.
@@ -62,7 +65,7 @@ constexpr SharedLayout shared_layout(const ForwardShape& s) {
   layout.key_bytes = s.block_n * key_row;
   layout.stage_bytes = layout.key_bytes + s.block_n * value_row;
   int end = layout.stages + s.stages * layout.stage_bytes;
-  if (s.cache_bytes == 1) {
+  if (s.cache_bytes == 1 && !s.widens_in_registers()) {
     layout.wide_key = end;
     layout.wide_value = end + s.block_n * query_row;
     end = layout.wide_value + s.block_n * output_row;
