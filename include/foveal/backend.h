@@ -85,6 +85,9 @@ struct BuilderConfig {
   /// Splits of the keys per task; 0 lets the planner decide. For tests and measurements.
   std::int64_t num_splits = 0;
   bool batch_invariant = false;
+  /// FLASH_ATTN: 3 is the kernel of sm_90a (TMA and wgmma), 2 that of sm_80 and later; 0 takes 3
+  /// where it serves the layer. 3 is refused where it does not.
+  int flash_attn_version = 0;
   /// CPU: the most threads that forward will run on. It plans the splits and sizes the workspace; 0
   /// is what default_thread_pool() has.
   int num_threads = 0;

@@ -185,6 +185,10 @@ void check_builder_config(const BuilderConfig& config) {
   check(config.num_threads >= 0,
         "BuilderConfig: num_threads is {}, it must be >= 1, or 0 for the default pool's",
         config.num_threads);
+  check(config.flash_attn_version == 0 || config.flash_attn_version == 2 ||
+            config.flash_attn_version == 3,
+        "BuilderConfig: flash_attn_version is {}, it must be 2, 3, or 0 for automatic",
+        config.flash_attn_version);
   check(!config.batch_invariant || config.num_splits <= 1,
         "BuilderConfig: num_splits is {}, it must be 0 or 1 where batch_invariant is set",
         config.num_splits);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <vector>
@@ -135,6 +136,9 @@ class MirrorBuilder final : public AttentionMetadataBuilder {
   explicit MirrorBuilder(const BuilderConfig& config) : AttentionMetadataBuilder(kName, config) {
     BuilderConfig on_device = config;
     on_device.device = kGpu;
+    if (const char* version = std::getenv("FOVEAL_TEST_FLASH_ATTN_VERSION")) {
+      on_device.flash_attn_version = std::atoi(version);
+    }
     inner_ = flash()->make_builder(on_device);
   }
 

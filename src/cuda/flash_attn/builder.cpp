@@ -50,7 +50,17 @@ FlashBuilder::FlashBuilder(const BuilderConfig& config)
     metadata.pages_per_block = static_cast<int>(config.block_size / kernel_block_size(config));
   }
   const HeadShape head = head_shape(spec, metadata.page_size);
-  for (const TileConfig& tile : {decode_tile(head, 1, device_), prefill_tile(head, device_)}) {
+  if (config.flash_attn_version == 3) {
+    const std::string reason = why_not_sm90(head, device_);
+    if (!reason.empty()) {
+      fail(ErrorCode::unsupported,
+           "BuilderConfig: flash_attn_version is 3, which cannot serve this: {}; 0 chooses",
+           reason);
+    }
+  }
+  for (const TileConfig& tile :
+       {decode_tile(head, 1, device_),
+        prefill_tile(head, config.max_num_tokens, config.flash_attn_version, device_)}) {
     ClassPlan plan;
     choose_kernel(plan, metadata, usual.causal, tile);
   }
@@ -97,15 +107,26 @@ void FlashBuilder::choose_kernel(ClassPlan& plan, const FlashMetadata& metadata,
   auto found = kernels_.find(plan.variant);
   if (found == kernels_.end()) {
     const Kernel& kernel = forward_kernel(plan.variant, metadata.device);
-    const ForwardShape shape = tile.shape(plan.variant.head);
-    const int blocks =
-        max_active_blocks_per_sm(kernel.function, shape.threads(), shared_layout(shape).total);
+    const int blocks = max_active_blocks_per_sm(kernel.function, tile.threads(),
+                                                tile.shared_bytes(plan.variant.head));
     check(blocks > 0, "the tile of {} does not fit on {}", kernel.name, device_.name);
     const ReadyKernel ready{&kernel, blocks * device_.sm_count};
     found = kernels_.emplace(plan.variant, ready).first;
   }
   plan.kernel = found->second.kernel;
   plan.capacity = found->second.capacity;
+}
+
+TileConfig FlashBuilder::few_rows_tile(const HeadShape& head,
+                                       const CommonAttentionMetadata& common) const {
+  return decode_tile(head, config().batch_invariant ? 1 : common.max_query_len, device_);
+}
+
+TileConfig FlashBuilder::many_rows_tile(const HeadShape& head,
+                                        const CommonAttentionMetadata& common) const {
+  constexpr std::int64_t kAnyLength = std::int64_t{1} << 30;
+  return prefill_tile(head, config().batch_invariant ? kAnyLength : common.max_query_len,
+                      config().flash_attn_version, device_);
 }
 
 std::array<bool, 2> FlashBuilder::classes_of(const FlashMetadata& metadata, const Pass& pass,
@@ -139,16 +160,14 @@ ClassPlan FlashBuilder::plan_class(const FlashMetadata& metadata, const Pass& pa
   const HeadShape head = head_shape(spec, metadata.page_size);
   ClassPlan result;
   result.active = true;
-  const TileConfig tile =
-      number == 0 ? decode_tile(head, common.max_query_len, device_) : prefill_tile(head, device_);
+  const TileConfig tile = number == 0 ? few_rows_tile(head, common) : many_rows_tile(head, common);
   choose_kernel(result, metadata, pass.causal, tile);
 
   const std::int64_t rows = common.num_actual_tokens * spec.group_size();
   // Rows that no request owns count as one more request; so does, in a cascade's prefix, the batch.
   const std::int64_t requests = (pass.shared_table ? 1 : common.num_reqs) + 1;
   // In the class of few rows a request has one tile, unless the class is alone.
-  const std::int64_t tiles =
-      number == 0 && !alone ? requests : requests + rows / tile.shape(head).block_m();
+  const std::int64_t tiles = number == 0 && !alone ? requests : requests + rows / tile.block_m();
   const std::int64_t parts = divide_up(static_cast<std::int64_t>(result.capacity) *
                                            kWaves[static_cast<std::size_t>(number)],
                                        spec.num_kv_heads) +
@@ -205,8 +224,7 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
   for (std::size_t pass = 0; pass < metadata->passes.size(); ++pass) {
     Pass& p = metadata->passes[pass];
     const HeadShape head = head_shape(spec, metadata->page_size);
-    const std::int64_t few_rows =
-        decode_tile(head, common.max_query_len, device_).shape(head).block_m();
+    const std::int64_t few_rows = few_rows_tile(head, common).block_m();
     const std::array<bool, 2> found = classes_of(*metadata, p, few_rows, slot.captured);
     p.rows_max = !found[0]   ? 0
                  : !found[1] ? std::numeric_limits<int>::max()
@@ -222,7 +240,7 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
           .counters = take(plan_bytes, c.max_slots / 2 * spec.num_kv_heads *
                                            static_cast<std::int64_t>(sizeof(unsigned)))};
       const std::int64_t partial_rows =
-          static_cast<std::int64_t>(c.max_slots) * spec.num_kv_heads * c.shape().block_m();
+          static_cast<std::int64_t>(c.max_slots) * spec.num_kv_heads * c.variant.tile.block_m();
       c.partial_output = take(metadata->workspace_size, partial_rows * spec.value_head_size() * 4);
       c.partial_lse = take(metadata->workspace_size, partial_rows * 4);
     }
@@ -253,6 +271,8 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
     params.window_right =
         p.causal ? 0 : (p.shared_table ? -1 : static_cast<int>(spec.window.right));
     params.key_begin = p.key_begin;
+    params.kv_token_bytes =
+        static_cast<int>((spec.head_size + spec.value_head_size()) * size_of(spec.cache_dtype()));
     params.one_sequence = p.shared_table ? static_cast<int>(prefix) : 0;
     for (std::size_t n = 0; n < 2; ++n) {
       ClassPlan& c = p.classes[n];
@@ -264,12 +284,12 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
           .counts = counts,
           .items = items,
           .counters = counters,
-          .block_rows = c.shape().block_m(),
-          .block_keys = c.shape().block_n,
+          .block_rows = c.variant.tile.block_m(),
+          .block_keys = c.variant.tile.block_n,
           .capacity = c.capacity,
           .waves = kWaves[n],
-          .good_tiles = static_cast<int>(divide_up(kGoodSplitKeys[n], c.shape().block_n)),
-          .min_tiles = static_cast<int>(divide_up(kMinSplitKeys[n], c.shape().block_n)),
+          .good_tiles = static_cast<int>(divide_up(kGoodSplitKeys[n], c.variant.tile.block_n)),
+          .min_tiles = static_cast<int>(divide_up(kMinSplitKeys[n], c.variant.tile.block_n)),
           .forced_splits = config().batch_invariant ? 1 : static_cast<int>(config().num_splits),
           .max_items = c.max_items,
           .max_slots = c.max_slots};

@@ -44,6 +44,9 @@ class FlashBuilder final : public AttentionMetadataBuilder {
   std::array<bool, 2> classes_of(const FlashMetadata& metadata, const Pass& pass,
                                  std::int64_t rows_max, bool for_capture) const;
   ClassPlan plan_class(const FlashMetadata& metadata, const Pass& pass, int number, bool alone);
+  /// The tiles of the two classes; with batch_invariant they must not depend on the batch.
+  TileConfig few_rows_tile(const HeadShape& head, const CommonAttentionMetadata& common) const;
+  TileConfig many_rows_tile(const HeadShape& head, const CommonAttentionMetadata& common) const;
   /// Chooses the kernel, makes it ready and asks how many of its blocks the device runs at a time.
   void choose_kernel(ClassPlan& plan, const FlashMetadata& metadata, bool causal,
                      const TileConfig& tile);

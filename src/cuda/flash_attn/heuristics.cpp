@@ -1,5 +1,7 @@
 #include "cuda/flash_attn/heuristics.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace foveal::cuda::flash_attn {
@@ -35,9 +37,63 @@ TileConfig shrink_to_fit(TileConfig tile, const HeadShape& head, const DevicePro
 
 int widest(const HeadShape& head) { return std::max(head.head_size, head.head_size_v); }
 
+TileConfig sm90_tile(const HeadShape& head, std::int64_t max_query_len) {
+  // Two warpgroups have registers for scores of 128 keys, outputs of 128 columns and weights; the
+  // outputs of 64 columns leave room for three.
+  TileConfig tile{.block_n = 128, .stages = 2, .warpgroups = 2, .query_stages = 2};
+  if (widest(head) <= 64) {
+    // With few rows the larger tile is mostly empty.
+    tile.warpgroups = max_query_len * head.group <= 1536 ? 2 : 3;
+  } else if (widest(head) > 128) {
+    tile.query_stages = 1;  // What the shared memory holds.
+    tile.block_n = head.head_size_v <= 128 ? 128 : widest(head) <= 192 ? 96 : 64;
+  }
+  return tile;
+}
+
 }  // namespace
 
-TileConfig prefill_tile(const HeadShape& head, const DeviceProperties& device) {
+std::string why_not_sm90(const HeadShape& head, const DeviceProperties& device) {
+  if (device.compute_capability != 90) {
+    return fmt::format("the device's compute capability is {}, it must be 90",
+                       device.compute_capability);
+  }
+  if (head.cache_bytes != 2) {
+    return "the cache is in fp8";
+  }
+  for (const int size : {head.head_size, head.head_size_v}) {
+    if (size != 64 && size != 96 && size != 128 && size != 192 && size != 256) {
+      return fmt::format("a head size is {}, served are 64, 96, 128, 192 and 256", size);
+    }
+  }
+  const TileConfig tile = sm90_tile(head, std::int64_t{1} << 30);
+  if (tile.block_m() % head.group != 0) {
+    return fmt::format("{} query heads share a KV head, their number must divide {}", head.group,
+                       tile.block_m());
+  }
+  if (tile.shared_bytes(head) > device.shared_bytes_per_block) {
+    return fmt::format("heads of {} and {} do not fit into shared memory", head.head_size,
+                       head.head_size_v);
+  }
+  return {};
+}
+
+TileConfig without_bulk_copies(const TileConfig& tile, const HeadShape& head) {
+  TileConfig result{
+      .row_tiles = widest(head) <= 128 ? 2 : 1, .warps_m = 1, .block_n = tile.block_n, .stages = 2};
+  result.warps_m = tile.block_m() / (16 * result.row_tiles);
+  return result;
+}
+
+TileConfig prefill_tile(const HeadShape& head, std::int64_t max_query_len, int version,
+                        const DeviceProperties& device) {
+  if (version != 2 && why_not_sm90(head, device).empty()) {
+    TileConfig tile = sm90_tile(head, max_query_len);
+    if (tile.block_m() % head.group != 0) {
+      tile = sm90_tile(head, std::int64_t{1} << 30);
+    }
+    return tile;
+  }
   // With 16 rows a warp, reading keys and values out of shared memory takes as long as multiplying
   // with them; 32 rows halve that, as far as the accumulators (32 · head_size_v / 32 registers)
   // leave room for the scores.

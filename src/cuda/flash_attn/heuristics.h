@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "cuda/driver.h"
 #include "cuda/kernels/flash_attn/shape.cuh"
+#include "cuda/kernels/flash_attn/sm90_shape.cuh"
 
 // Which tile shapes the kernels of FLASH_ATTN get: pure functions of the problem and the device.
 namespace foveal::cuda::flash_attn {
@@ -19,6 +21,7 @@ struct HeadShape {
   friend auto operator<=>(const HeadShape&, const HeadShape&) = default;
 };
 
+/// Of one of two kernels: that of sm_80 and later, or, with warpgroups, that of sm_90a.
 struct TileConfig {
   int row_tiles = 1;
   int warps_m = 1;
@@ -27,17 +30,39 @@ struct TileConfig {
   int stages = 2;
   bool query_in_registers = false;
   int min_blocks = 1;  ///< Blocks that one SM should hold: bounds the registers.
+  /// sm_90a: consumers of 64 rows each, which with block_n and stages is all that counts there.
+  int warpgroups = 0;
+  int query_stages = 1;  ///< Tiles of query rows in flight or in use.
 
   friend auto operator<=>(const TileConfig&, const TileConfig&) = default;
 
+  bool is_sm90() const { return warpgroups > 0; }
   ForwardShape shape(const HeadShape& head) const {
     return {head.head_size, head.head_size_v, head.cache_bytes, head.page_size, row_tiles,
             warps_m,        warps_n,          block_n,          stages};
   }
+  Sm90Shape sm90_shape(const HeadShape& head) const {
+    return {head.head_size, head.head_size_v, head.page_size, warpgroups,
+            block_n,        query_stages,     stages};
+  }
+  int block_m() const { return is_sm90() ? 64 * warpgroups : 16 * row_tiles * warps_m; }
+  int threads() const { return is_sm90() ? 128 * (warpgroups + 1) : 32 * warps_m * warps_n; }
+  int shared_bytes(const HeadShape& head) const {
+    return is_sm90() ? sm90_layout(sm90_shape(head)).total : shared_layout(shape(head)).total;
+  }
 };
 
-/// For requests with many rows (prefill): a block has many rows, each warp all keys.
-TileConfig prefill_tile(const HeadShape& head, const DeviceProperties& device);
+/// For requests with many rows (prefill): a block has many rows, each warp all keys. That of sm_90a
+/// where the device and the layer allow it, unless `version` is 2.
+TileConfig prefill_tile(const HeadShape& head, std::int64_t max_query_len, int version,
+                        const DeviceProperties& device);
+
+/// Why the kernel of sm_90a cannot serve such a layer on such a device; empty when it can.
+std::string why_not_sm90(const HeadShape& head, const DeviceProperties& device);
+
+/// For tensors that the copy engine cannot read: the same tile by the kernel of sm_80, which a plan
+/// for the other serves too.
+TileConfig without_bulk_copies(const TileConfig& tile, const HeadShape& head);
 
 /// For requests with few rows (decode): a tile holds all of them, the warps share the keys.
 /// `max_query_len` is the step's.

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "cuda/flash_attn/tensor_args.h"
+#include "cuda/flash_attn/tensor_maps.h"
 
 namespace foveal::cuda::flash_attn {
 namespace {
@@ -111,27 +112,49 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
     variant.cache_vector_bytes = static_cast<int>(std::min(vector_bytes(key), vector_bytes(value)));
     variant.row_vector_bytes =
         static_cast<int>(std::min(vector_bytes(args.query), vector_bytes(args.output)));
-    variant.joint_addresses &= same_strides(params.key, params.value);
+    if (variant.tile.is_sm90() && !(copies_in_bulk(args.query) && copies_in_bulk(key) &&
+                                    copies_in_bulk(value) && vector_bytes(args.output) == 16)) {
+      variant.tile = without_bulk_copies(variant.tile, variant.head);
+    }
+    if (variant.tile.is_sm90()) {
+      variant.joint_addresses = false;  // Of no concern to it.
+    } else {
+      variant.joint_addresses &= same_strides(params.key, params.value);
+    }
     // The builder's choice fits the usual layer; looking one up costs more than comparing.
     const Kernel& kernel =
         variant == plan.variant ? *plan.kernel : forward_kernel(variant, metadata.device);
-    const ForwardShape shape = plan.shape();
     params.counts = plan.counts;
     params.items = plan.items;
     params.counters = plan.counters;
     params.partial_output = reinterpret_cast<float*>(workspace + plan.partial_output);
     params.partial_lse = reinterpret_cast<float*>(workspace + plan.partial_lse);
-    const LaunchConfig config{
+    LaunchConfig config{
         .grid = {static_cast<unsigned>(plan.max_items), static_cast<unsigned>(layer.num_kv_heads),
                  1},
-        .block = {static_cast<unsigned>(shape.threads()), 1, 1},
-        .dynamic_shared_bytes = static_cast<unsigned>(shared_layout(shape).total),
+        .block = {static_cast<unsigned>(variant.tile.threads()), 1, 1},
+        .dynamic_shared_bytes = static_cast<unsigned>(variant.tile.shared_bytes(variant.head)),
         .stream = stream};
-    if (variant.alibi || variant.sinks) {
-      launch(kernel, config, params, head_values_);
+    const bool head_values = variant.alibi || variant.sinks;
+    if (variant.tile.is_sm90()) {
+      // Blocks that stay, and take work until none is left.
+      config.grid = {std::min(config.grid.x * config.grid.y, static_cast<unsigned>(plan.capacity)),
+                     1, 1};
+      const TensorMaps maps = tensor_maps(args.query, key, value, variant.tile, variant.head);
+      launch_forward(kernel, config, head_values, params, maps.query, maps.key, maps.value);
     } else {
-      launch(kernel, config, params, HeadValues<1>{});
+      launch_forward(kernel, config, head_values, params);
     }
+  }
+}
+
+template <typename... Maps>
+void FlashImpl::launch_forward(const Kernel& kernel, const LaunchConfig& config, bool head_values,
+                               const ForwardParams& params, const Maps&... maps) const {
+  if (head_values) {
+    launch(kernel, config, params, maps..., head_values_);
+  } else {
+    launch(kernel, config, params, maps..., HeadValues<1>{});
   }
 }
 

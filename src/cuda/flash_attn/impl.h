@@ -19,6 +19,10 @@ class FlashImpl final : public AttentionImpl {
                   const ExecutionContext& context) const override;
   void run_pass(const ForwardArgs& args, const FlashMetadata& metadata, const Pass& pass,
                 unsigned char* workspace, Stream stream) const;
+  /// `maps` are the kernel's tensor maps, or nothing.
+  template <typename... Maps>
+  void launch_forward(const Kernel& kernel, const LaunchConfig& config, bool head_values,
+                      const ForwardParams& params, const Maps&... maps) const;
 
   HeadValues<kMaxHeadValues> head_values_{};  ///< ALiBi slopes and sinks, in base 2.
 };

@@ -63,6 +63,7 @@ DeviceProperties properties_of_arch(const std::string& arch) {
       properties.shared_bytes_per_sm = limits.sm_kib << 10;
     }
   }
+  properties.compute_capability = arch == "sm_90a" ? 90 : 0;
   return properties;
 }
 
@@ -70,11 +71,9 @@ DeviceProperties properties_of_arch(const std::string& arch) {
 
 KernelKey forward_key(const ForwardVariant& v, const std::string& arch) {
   KernelKey key;
-  key.source = "flash_attn/sm80_forward.cu";
   key.entry = "flash_forward";
   key.arch = arch;
   key.set("kQueryType", v.dtype)
-      .set("kCacheType", v.cache_dtype)
       .set("kHeadSize", v.head.head_size)
       .set("kHeadSizeV", v.head.head_size_v)
       .set("kGroup", v.head.group)
@@ -87,14 +86,21 @@ KernelKey forward_key(const ForwardVariant& v, const std::string& arch) {
       .set("kSinks", v.sinks)
       .set("kSignedScale", v.signed_scale)
       .set("kHeadValues", head_values(v.alibi || v.sinks))
-      .set("kCacheVectorBytes", v.cache_vector_bytes)
       .set("kRowVectorBytes", v.row_vector_bytes)
+      .set("kBlockN", v.tile.block_n)
+      .set("kStages", v.tile.stages);
+  if (v.tile.is_sm90()) {
+    key.source = "flash_attn/sm90_forward.cu";
+    key.set("kWarpgroups", v.tile.warpgroups).set("kQueryStages", v.tile.query_stages);
+    return key;
+  }
+  key.source = "flash_attn/sm80_forward.cu";
+  key.set("kCacheType", v.cache_dtype)
+      .set("kCacheVectorBytes", v.cache_vector_bytes)
       .set("kJointAddresses", v.joint_addresses)
       .set("kRowTiles", v.tile.row_tiles)
       .set("kWarpsM", v.tile.warps_m)
       .set("kWarpsN", v.tile.warps_n)
-      .set("kBlockN", v.tile.block_n)
-      .set("kStages", v.tile.stages)
       .set("kQueryInRegisters", v.tile.query_in_registers)
       .set("kMinBlocks", v.tile.min_blocks);
   return key;
@@ -137,7 +143,7 @@ KernelKey plan_key(const std::string& arch) {
 const Kernel& forward_kernel(const ForwardVariant& variant, int device) {
   static KernelTable<ForwardVariant> table;
   return table.get(variant, device, forward_key, [](const ForwardVariant& v, const Kernel& kernel) {
-    kernel.set_max_dynamic_shared_bytes(shared_layout(v.tile.shape(v.head)).total);
+    kernel.set_max_dynamic_shared_bytes(v.tile.shared_bytes(v.head));
   });
 }
 
@@ -176,7 +182,7 @@ ForwardVariant forward_variant(const AttentionSpec& spec, bool causal, std::int6
           .soft_cap = spec.logits_soft_cap > 0.0F,
           .sinks = !spec.sinks.empty(),
           .signed_scale = !(spec.softmax_scale() > 0.0F),
-          .joint_addresses = spec.head_size == spec.value_head_size(),
+          .joint_addresses = !tile.is_sm90() && spec.head_size == spec.value_head_size(),
           .tile = tile};
 }
 
@@ -186,7 +192,10 @@ std::vector<KernelKey> keys_for_model(const AttentionSpec& spec, std::int64_t bl
   const std::int64_t page_size = spec.uses_cache() ? block_size : 0;
   const bool causal = spec.attn_type == AttnType::decoder;
   const HeadShape head = head_shape(spec, page_size);
-  std::set<TileConfig> tiles{prefill_tile(head, limits)};
+  std::set<TileConfig> tiles;
+  for (const std::int64_t queries : {1024, 8192}) {
+    tiles.insert(prefill_tile(head, queries, 0, limits));
+  }
   for (const std::int64_t queries : {1, 2, 4, 8}) {
     tiles.insert(decode_tile(head, queries, limits));
   }

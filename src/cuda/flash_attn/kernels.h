@@ -26,7 +26,7 @@ struct ForwardVariant {
   bool signed_scale = false;  ///< The scale is not positive.
   int cache_vector_bytes = 16;
   int row_vector_bytes = 16;
-  bool joint_addresses = true;  ///< Keys and values have the same head size and strides.
+  bool joint_addresses = true;  ///< Keys and values have the same head size and strides; sm_80.
   TileConfig tile;
 
   friend auto operator<=>(const ForwardVariant&, const ForwardVariant&) = default;

@@ -23,12 +23,10 @@ struct ClassPlan {
   const Kernel* kernel = nullptr;
   int capacity = 1;  ///< Blocks of it that the device runs at a time.
   int max_items = 0;
-  int max_slots = 0;                   ///< 0: nothing is split.
-  const PlanCounts* counts = nullptr;  ///< On the device, like all the planner wrote.
+  int max_slots = 0;             ///< 0: nothing is split.
+  PlanCounts* counts = nullptr;  ///< On the device, like all the planner wrote.
   const WorkItem* items = nullptr;
   unsigned* counters = nullptr;
-
-  ForwardShape shape() const { return variant.tile.shape(variant.head); }
 
   std::int64_t partial_output = 0;  ///< Offsets in the workspace.
   std::int64_t partial_lse = 0;

@@ -39,6 +39,10 @@ struct WorkItem {
 /// What the planner decides beside the items.
 struct PlanCounts {
   int items;
+  // For kernels whose blocks take work until none is left (sm90_forward.cu):
+  unsigned next_work;  ///< Number of the next item; 0 between launches.
+  int section_heads;   ///< KV heads whose items are taken together…
+  int tail_heads;      ///< …and in the last section.
 };
 
 struct ForwardParams {
@@ -52,7 +56,7 @@ struct ForwardParams {
   const int* block_table;
   long long table_stride;
   const int* key_start_loc;  ///< Plain keys: where each request's begin.
-  const PlanCounts* counts;
+  PlanCounts* counts;
   const WorkItem* items;
   unsigned* counters;     ///< [counter, num_kv_heads]; all 0 between launches.
   float* partial_output;  ///< [slot, num_kv_heads, tile rows, head_size_v]
@@ -105,7 +109,7 @@ struct PlanParams {
   int key_begin;     ///< Keys before are left to another pass (cascade).
   int one_sequence;  ///< All rows as one request with this many keys (the prefix of a cascade); 0:
                      ///< no.
-  int padding;
+  int kv_token_bytes;  ///< Of keys and values of one head.
   PlanClass classes[2];  ///< Few rows (decode), and the rest.
 };
 

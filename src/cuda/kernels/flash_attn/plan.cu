@@ -102,11 +102,16 @@ __device__ __forceinline__ void for_each_tile(const PlanParams& p, Visit&& visit
 
 /// Lengths of a part that are tried: an equal share, and longer by an eighth each.
 constexpr int kCandidates = 4;
-/// Work items by length, two buckets for each power of two.
-constexpr int kBuckets = 64;
+/// Work items by length, four buckets for each power of two.
+constexpr int kBuckets = 128;
+/// Of the L2 cache: what the keys and values may take of KV heads whose work is done together, and of
+/// those at the end, where it matters more that the last items are short.
+constexpr long long kSectionBytes = 12 << 20;
+constexpr long long kTailBytes = 36 << 20;
 
 struct ClassState {
   unsigned long long key_tiles;
+  unsigned long long keys;  // Of all requests.
   int candidates[kCandidates];
   int items_of[kCandidates];  // Items that each would make.
   int part;                   // Key tiles of a part at most.
@@ -137,6 +142,14 @@ __device__ __forceinline__ int choose_part(const PlanParams& p, const PlanClass&
   return max(min(several, share(p, state, c.capacity)), c.min_tiles);
 }
 
+/// How many KV heads' keys and values fit.
+__device__ __forceinline__ int heads_in(const PlanParams& p, const ClassState& state,
+                                        long long bytes) {
+  const long long head_bytes = static_cast<long long>(state.keys) * p.kv_token_bytes;
+  return static_cast<int>(max(1LL, min(bytes / max(head_bytes, 1LL),
+                                       static_cast<long long>(p.num_kv_heads))));
+}
+
 /// A tile that sees nothing still writes zeros.
 __device__ __forceinline__ int parts_of(const PlanClass& c, int part, int length) {
   return max(1, c.forced_splits > 0 ? min(c.forced_splits, length) : (length + part - 1) / part);
@@ -145,7 +158,8 @@ __device__ __forceinline__ int parts_of(const PlanClass& c, int part, int length
 /// The longest first.
 __device__ __forceinline__ int bucket_of(int length) {
   const int power = 31 - __clz(length | 1);
-  return kBuckets - 1 - (2 * power + (power > 0 ? length >> (power - 1) & 1 : 0));
+  const int quarter = power >= 2 ? length >> (power - 2) : length << (2 - power);
+  return kBuckets - 1 - (4 * power + quarter % 4);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -166,6 +180,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (key_tiles[n] != 0ULL) {
       atomicAdd(&states[n].key_tiles, key_tiles[n]);
     }
+  }
+  for (int i = thread; i < num_requests(p); i += kThreads) {
+    const Request request = load_request(p, i);
+    atomicAdd(&states[class_of(p, request)].keys,
+              static_cast<unsigned long long>(max(request.seq_len, 0)));
   }
   __syncthreads();
   if (thread < 2 * kCandidates) {
@@ -263,7 +282,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int n = 0; n < 2; ++n) {
     const PlanClass& c = p.classes[n];
     if (thread == 0) {
-      *c.counts = {.items = min(states[n].items, c.max_items)};
+      *c.counts = {.items = min(states[n].items, c.max_items),
+                   .next_work = 0U,
+                   .section_heads = heads_in(p, states[n], kSectionBytes),
+                   .tail_heads = heads_in(p, states[n], kTailBytes)};
     }
     // The memory is new or was another plan's.
     for (int i = thread; i < states[n].split_tiles * p.num_kv_heads; i += kThreads) {
