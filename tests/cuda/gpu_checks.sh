@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Every check that needs an NVIDIA GPU, then the measurements; a short table comes last.
+#   tests/cuda/gpu_checks.sh                        builds what it needs, then runs it
+#   tests/cuda/gpu_checks.sh --programs FOLDER      runs what scripts/bundle.sh brought, for a machine without Debian's packages:
+#     scripts/bundle.sh FOLDER build/release/bin/foveal build/release/tests/cuda/cuda_flash_attn_conformance_test \
+#       build/release/tests/serving/engine/serving_engine_tests build/release/tests/bench/bench_test
+#   --out FOLDER    logs and figures (default build/gpu-checks)
+#   --quick         without the sanitizers and the measurements
+# FOVEAL_SHARED_DIR names the folder with cases/ and data/models/ (default: ../shared), which are left out where it is not there.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+programs=
+out=build/gpu-checks
+quick=false
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --programs) programs=${2:?--programs needs a folder}; shift 2 ;;
+    --out) out=${2:?--out needs a folder}; shift 2 ;;
+    --quick) quick=true; shift ;;
+    *) echo "gpu_checks.sh: option is '$1', accepted are --programs, --out and --quick" >&2; exit 2 ;;
+  esac
+done
+mkdir -p "$out"
+if [ -z "$programs" ]; then
+  programs=$out/programs
+  cmake --preset release >/dev/null && cmake --build --preset release || exit 1
+  scripts/bundle.sh "$programs" build/release/bin/foveal build/release/tests/cuda/cuda_flash_attn_conformance_test \
+    build/release/tests/serving/engine/serving_engine_tests build/release/tests/bench/bench_test || exit 1
+fi
+export LD_LIBRARY_PATH="$programs:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64"
+export FOVEAL_SHARED_DIR=${FOVEAL_SHARED_DIR:-$PWD/../shared}
+suite=$programs/cuda_flash_attn_conformance_test
+table=()
+
+# check NAME COMMAND…: its log to a file, its end to the table.
+check() {
+  local name=$1 begin=$SECONDS result=passed
+  shift
+  echo "== $name"
+  "$@" >"$out/$name.log" 2>&1 || result="FAILED, see $out/$name.log"
+  table+=("$(printf '%-36s %4d s  %s' "$name" $((SECONDS - begin)) "$result")")
+}
+
+# sharded FILTER: a suite in as many processes as there are processors.
+sharded() {
+  local count failed=0 pids=()
+  count=$(nproc)
+  for ((i = 0; i < count; ++i)); do
+    GTEST_TOTAL_SHARDS=$count GTEST_SHARD_INDEX=$i "$suite" --gtest_brief=1 --gtest_filter="$1" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+  return $failed
+}
+
+same_text() {
+  local models=$FOVEAL_SHARED_DIR/data/models
+  [ -e "$models/stories260K.bin" ] || { echo "no models in $models"; return 0; }
+  for device in cpu cuda; do
+    "$programs/foveal" generate --device "$device" --model "$models/stories260K.bin" --tokenizer "$models/tok512.bin" \
+      --steps 200 >"$out/stories.$device" || return 1
+  done
+  cmp "$out/stories.cpu" "$out/stories.cuda"
+}
+
+# sanitizer TOOL FILTER
+sanitizer() {
+  command -v compute-sanitizer || { echo "compute-sanitizer is not there"; return 0; }
+  compute-sanitizer --tool "$1" --error-exitcode 1 "$suite" --gtest_brief=1 --gtest_filter="$2"
+}
+
+"$programs/foveal" info || exit 1
+check graphs-streams-64-bit "$suite" --gtest_brief=1 --gtest_filter='FlashAttnGpu*'
+check cases "$suite" --gtest_filter='*SharedCases*'
+check features sharded '*/Features.*16_*:*Invariance*:-*f32*'
+check large sharded '*Large*'
+check shapes sharded 'All/Shapes.*/*16_d*:-*d328*:*d512*'
+FOVEAL_TEST_FLASH_ATTN_VERSION=2 check version-2 sharded '*/Features.*16_*:*Invariance*:*Large*:-*f32*'
+check bench-test "$programs/bench_test" --gtest_brief=1
+check engine "$programs/serving_engine_tests" --gtest_brief=1 --gtest_filter='*CudaEngine*'
+check same-text same_text
+if ! $quick; then
+  some='*bf16_splits:*bf16_fp8_e4m3_cache:*bf16_cascade:*bf16_sinks:*bf16_plain_keys:*/bf16_d128_g3_b16:*/bf16_d256_g5_b16:*Large*bf16_d128_128_g4_window:*Large*bf16_d256_256_g2_splits'
+  check memcheck sanitizer memcheck "FlashAttnGpu.Graph*:$some"
+  check racecheck sanitizer racecheck "$some"
+  check initcheck sanitizer initcheck 'FlashAttnGpu.RepeatsBitForBit'
+  check synccheck sanitizer synccheck "$some"
+  check measure "$programs/foveal" bench --device cuda --json "$out/bench.json"
+  cat "$out/measure.log"
+fi
+printf '%s\n' "" "${table[@]}"
+[[ "${table[*]}" != *FAILED* ]]
