@@ -231,6 +231,8 @@ TEST_P(Failure, BuilderConfig) {
   refuses("kernel_block_size is 5, it must divide block_size = 16",
           [](BuilderConfig& c) { c.kernel_block_size = 5; });
   refuses("num_blocks is -1", [](BuilderConfig& c) { c.num_blocks = -1; });
+  refuses("flash_attn_version is 1, it must be 2, 3, or 0",
+          [](BuilderConfig& c) { c.flash_attn_version = 1; });
   refuses("num_splits is -2", [](BuilderConfig& c) { c.num_splits = -2; });
   refuses("num_splits is 4, it must be 0 or 1 where batch_invariant", [](BuilderConfig& c) {
     c.num_splits = 4;

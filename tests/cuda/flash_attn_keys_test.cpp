@@ -1,10 +1,13 @@
 // Every kernel of a table of realistic layers compiles for every architecture, without a GPU, and
 // the forward kernels of the usual layers keep all they compute in registers.
 
+#include <elf.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -65,6 +68,86 @@ std::vector<Layer> layers() {
   return layers;
 }
 
+/// How many instructions of the cubin have this opcode (the low nine bits of each 16 bytes).
+int count_instructions(const Cubin& cubin, std::uint64_t opcode) {
+  const std::byte* file = cubin.image.data();
+  Elf64_Ehdr header;
+  std::memcpy(&header, file, sizeof(header));
+  int count = 0;
+  for (int i = 0; i < header.e_shnum; ++i) {
+    Elf64_Shdr section;
+    std::memcpy(&section, file + header.e_shoff + static_cast<std::size_t>(i) * sizeof(section),
+                sizeof(section));
+    if (section.sh_type != SHT_PROGBITS || (section.sh_flags & SHF_EXECINSTR) == 0) {
+      continue;
+    }
+    for (std::size_t at = 0; at < section.sh_size; at += 16) {
+      std::uint64_t word;
+      std::memcpy(&word, file + section.sh_offset + at, sizeof(word));
+      count += (word & 0x1FF) == opcode ? 1 : 0;
+    }
+  }
+  return count;
+}
+// As seen in disassembled cubins for sm_90a.
+constexpr std::uint64_t kHmma = 0x03C;
+constexpr std::uint64_t kHgmma = 0x1F0;
+
+DeviceProperties hopper() {
+  DeviceProperties device;
+  device.compute_capability = 90;
+  device.sm_count = 132;
+  device.shared_bytes_per_block = 227 << 10;
+  device.shared_bytes_per_sm = 228 << 10;
+  return device;
+}
+
+TEST(FlashAttnTiles, Sm90WhereItServes) {
+  using ::testing::HasSubstr;
+  const DeviceProperties device = hopper();
+  for (const int size : {64, 96, 128, 192, 256}) {
+    for (const int group : {1, 2, 4, 8, 16}) {
+      const HeadShape head{size, size, 2, 16, group};
+      EXPECT_EQ(why_not_sm90(head, device), "");
+      for (const std::int64_t queries : {17, 8192}) {
+        const TileConfig tile = prefill_tile(head, queries, 0, device);
+        EXPECT_TRUE(tile.is_sm90());
+        EXPECT_EQ(tile.block_m() % group, 0);
+        EXPECT_LE(tile.shared_bytes(head), device.shared_bytes_per_block);
+        // A plan for it serves the other kernel too.
+        const TileConfig other = without_bulk_copies(tile, head);
+        EXPECT_FALSE(other.is_sm90());
+        EXPECT_EQ(other.block_m(), tile.block_m());
+        EXPECT_EQ(other.block_n, tile.block_n);
+        EXPECT_LE(other.shared_bytes(head), device.shared_bytes_per_block) << size;
+        EXPECT_FALSE(prefill_tile(head, queries, 2, device).is_sm90());
+      }
+    }
+  }
+  EXPECT_EQ(prefill_tile({64, 64, 2, 16, 3}, 64, 0, device).block_m(), 192);
+  DeviceProperties ampere = device;
+  ampere.compute_capability = 80;
+  EXPECT_THAT(why_not_sm90({128, 128, 2, 16, 4}, ampere), HasSubstr("capability is 80"));
+  EXPECT_THAT(why_not_sm90({128, 128, 1, 16, 4}, device), HasSubstr("fp8"));
+  EXPECT_THAT(why_not_sm90({80, 80, 2, 16, 4}, device), HasSubstr("a head size is 80"));
+  EXPECT_THAT(why_not_sm90({128, 128, 2, 16, 5}, device), HasSubstr("5 query heads"));
+  EXPECT_FALSE(prefill_tile({128, 128, 2, 16, 5}, 64, 0, device).is_sm90());
+}
+
+TEST(FlashAttnTiles, KernelsForTensorsThatTheCopyEngineCannotRead) {
+  SKIP_WITHOUT_NVRTC();
+  std::vector<KernelKey> keys;
+  for (const int size : {64, 256}) {
+    AttentionSpec spec = layer(8, 8, size);
+    const TileConfig tile = without_bulk_copies(
+        prefill_tile(head_shape(spec, 16), 8192, 0, hopper()), head_shape(spec, 16));
+    ForwardVariant variant = forward_variant(spec, true, 16, 1, tile);
+    variant.row_vector_bytes = variant.cache_vector_bytes = 2;
+    keys.push_back(forward_key(variant, "sm_90a"));
+  }
+  Jit(JitOptions{}).compile_all(keys);
+}
+
 class FlashAttnKeys : public ::testing::TestWithParam<int> {};
 
 TEST_P(FlashAttnKeys, CompileWithoutSpills) {
@@ -94,7 +177,12 @@ TEST_P(FlashAttnKeys, CompileWithoutSpills) {
     std::printf("%-8s %-32s %3d registers, %d bytes spilled, %d of stack\n", arch.c_str(),
                 owners[i]->name, cubin.resources.registers, cubin.resources.spill_store_bytes,
                 cubin.resources.stack_bytes);
-    if (owners[i]->hot) {
+    const bool sm90 = keys[i].source == "flash_attn/sm90_forward.cu";
+    EXPECT_EQ(count_instructions(cubin, kHgmma) > 0, sm90) << cubin.key_text;
+    if (arch == "sm_90a") {
+      EXPECT_EQ(count_instructions(cubin, kHmma) == 0, sm90) << cubin.key_text;
+    }
+    if (owners[i]->hot || sm90) {
       EXPECT_EQ(cubin.resources.spill_store_bytes, 0) << cubin.key_text;
     }
   }
