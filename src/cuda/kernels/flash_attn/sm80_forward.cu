@@ -250,11 +250,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   /// weights.
   const auto settle = [&](Scores& scores, int first) {
     const int key = first + warp_n * kWarpKeys + lane % 4 * 2;
+    const auto score = [&](int i, int n, int e) -> float& {
+      return scores[i / 2][n][i % 2 * 2 + e];
+    };
     if constexpr (kTransform) {
-      transform_scores(scores, p, slopes, block.rows, row, key);
+      transform_scores<kRows, kKeyTiles>(score, p, slopes, block.rows, row, key);
     }
     if (first < block.all_low || first + kBlockN > block.all_high) {
-      mask_scores(scores, block.rows, row, key);
+      mask_scores<kRows, kKeyTiles>(score, block.rows, row, key);
     }
     raise_maxima(state, scores, slack, scale);
   };

@@ -6,6 +6,7 @@
 #include "config.cuh"
 #include "flash_attn/params.cuh"
 #include "flash_attn/rows.cuh"
+#include "flash_attn/scores.cuh"
 #include "flash_attn/shape.cuh"
 #include "flash_attn/softmax.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -50,20 +51,11 @@ constexpr int kValueTiles = kHeadPadV / 8;  // n8 tiles of the output.
 constexpr int kRows = 2 * kRowTiles;        // Rows of which a thread holds elements.
 static_assert(kWarpKeys % 16 == 0);
 
-// Scores are transformed before the maximum is taken; otherwise the scale is folded into the
-// exponential. A scale that is not positive would turn the maximum around.
-constexpr bool kTransform = kSoftCap || kAlibi || kSignedScale;
-// The accumulators are rescaled only when a row's maximum has grown by more than this (base 2): p
-// stays below 2^8, far inside float32 and f16, and the usual tile needs no rescaling at all.
-constexpr float kSlack = 8.0F;
-
 struct State {
   float output[kRowTiles][kValueTiles][4];
   float maximum[kRows];  // Reference of the exponentials: a score the row has seen, or −inf.
   float sum[kRows];      // This thread's part.
 };
-
-__device__ __forceinline__ int thread_row(int i) { return i / 2 * 16 + i % 2 * 8; }
 
 using Scores = float[kRowTiles][kKeyTiles][4];
 using Query16 = unsigned[kRowTiles][kKSteps][4];
@@ -149,48 +141,6 @@ __device__ __forceinline__ void product_with_narrow_keys(Scores& scores, const Q
           unsigned b[2];
           ptx::widen_even_odd<Query, Narrow>(b, bytes[i]);
           multiply_keys(scores, a[i % 2], n + i / 2, b[0], b[1]);
-        }
-      }
-    }
-  }
-}
-
-/// Scale, soft cap and ALiBi, to scores in base 2.
-__device__ __forceinline__ void transform_scores(Scores& scores, const ForwardParams& p,
-                                                 const float (&slopes)[kRows], const Rows& rows,
-                                                 int row, int key) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int position = kAlibi ? rows.position(row + thread_row(i)) : 0;
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& score = scores[i / 2][n][i % 2 * 2 + e];
-        score *= p.scale;
-        if constexpr (kSoftCap) {
-          score = soft_cap(score, p.soft_cap);
-        }
-        if constexpr (kAlibi) {
-          score += slopes[i] * static_cast<float>(key + n * 8 + e - position);
-        }
-      }
-    }
-  }
-}
-
-/// Keys that a row does not see score −inf: chosen, never computed, whatever the score was.
-__device__ __forceinline__ void mask_scores(Scores& scores, const Rows& rows, int row, int key) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int low = rows.low(row + thread_row(i)) - key;
-    const int high = rows.high(row + thread_row(i)) - key;
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (n * 8 + e >= high || n * 8 + e < low) {
-          scores[i / 2][n][i % 2 * 2 + e] = -kInfinity;
         }
       }
     }

@@ -18,6 +18,7 @@
 #include "flash_attn/epilogue.cuh"
 #include "flash_attn/params.cuh"
 #include "flash_attn/rows.cuh"
+#include "flash_attn/scores.cuh"
 #include "flash_attn/sm90_shape.cuh"
 #include "flash_attn/softmax.cuh"
 #include "ptx/cp_async.cuh"
@@ -59,9 +60,6 @@ constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
 constexpr int kPageTokens = kPageSize > 0 ? kPageSize : 1;
 static_assert(kBoxes <= 32);
 
-constexpr bool kTransform = kSoftCap || kAlibi || kSignedScale;
-constexpr float kSlack = 8.0F;
-
 // Numbers of named barriers: of each warpgroup's threads, and of all consumers.
 constexpr int kGroupOnly = 1;
 constexpr int kConsumers = kGroupOnly + kWarpgroups;
@@ -69,8 +67,6 @@ constexpr int kConsumers = kGroupOnly + kWarpgroups;
 using Scores = float[kBlockN / 2];
 using Sums = float[kHeadSizeV / 2];  // Of the output.
 using Weights = unsigned[kPSteps][4];
-
-__device__ __forceinline__ int thread_row(int i) { return i * 8; }
 
 /// What all lanes of a warp know to be the same: lets the compiler know it too.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xFFFFFFFFU, value, 0); }
@@ -339,48 +335,6 @@ __device__ __forceinline__ void produce_values(const ForwardParams& p,
   }
 }
 
-/// Scale, soft cap and ALiBi, to scores in base 2.
-__device__ __forceinline__ void transform_scores(Scores& scores, const ForwardParams& p,
-                                                 const float (&slopes)[kRows], const Rows& rows,
-                                                 int row, int key) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int position = kAlibi ? rows.position(row + thread_row(i)) : 0;
-#pragma unroll
-    for (int n = 0; n < kBlockN / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& score = scores[n * 4 + i * 2 + e];
-        score *= p.scale;
-        if constexpr (kSoftCap) {
-          score = soft_cap(score, p.soft_cap);
-        }
-        if constexpr (kAlibi) {
-          score += slopes[i] * static_cast<float>(key + n * 8 + e - position);
-        }
-      }
-    }
-  }
-}
-
-/// Keys that a row does not see score −inf: chosen, never computed, whatever the score was.
-__device__ __forceinline__ void mask_scores(Scores& scores, const Rows& rows, int row, int key) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int low = rows.low(row + thread_row(i)) - key;
-    const int high = rows.high(row + thread_row(i)) - key;
-#pragma unroll
-    for (int n = 0; n < kBlockN / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (n * 8 + e >= high || n * 8 + e < low) {
-          scores[n * 4 + i * 2 + e] = -kInfinity;
-        }
-      }
-    }
-  }
-}
-
 struct Softmax {
   float maximum[kRows];  // Reference of the exponentials: a score the row has seen, or −inf.
   float sum[kRows];      // This thread's part.
@@ -634,13 +588,14 @@ __device__ __forceinline__ void consume(const ForwardParams& p,
     for (int i = 0; i < kHeadSizeV / 2; ++i) {
       output[i] = 0.0F;
     }
+    const auto score = [&](int i, int n, int e) -> float& { return scores[n * 4 + i * 2 + e]; };
     const auto settle = [&] {
       const int key = tile * kBlockN + lane % 4 * 2;
       if constexpr (kTransform) {
-        transform_scores(scores, p, slopes, work.rows, row, key);
+        transform_scores<kRows, kBlockN / 8>(score, p, slopes, work.rows, row, key);
       }
       if (tile < plain_begin || tile >= plain_end) {
-        mask_scores(scores, work.rows, row, key);
+        mask_scores<kRows, kBlockN / 8>(score, work.rows, row, key);
       }
     };
     /// Values of a tile have come, and hold nothing that was not asked for.
