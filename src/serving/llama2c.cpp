@@ -51,9 +51,8 @@ Header read_header(ByteReader& reader) {
   config.vocab_size = header.tied ? vocab_size : -vocab_size;
   config.max_seq_len = reader.read<std::int32_t>("seq_len");
   if (config.num_heads < 1 || config.hidden_size % config.num_heads != 0) {
-    fail(ErrorCode::io, "{}: n_heads is {}, must divide dim, which is {}{}", reader.file_name(),
-         config.num_heads, config.hidden_size,
-         " (a file that is neither GGUF nor safetensors is taken as llama2.c's)");
+    fail(ErrorCode::io, "{}: n_heads is {}, must divide dim, which is {}", reader.file_name(),
+         config.num_heads, config.hidden_size);
   }
   config.head_size = config.hidden_size / config.num_heads;
   config.rope_interleaved = true;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/check.h"
 #include "serving/gguf.h"
 #include "serving/hf_model.h"
 #include "serving/llama2c.h"
@@ -22,7 +23,19 @@ Model load_model(const std::filesystem::path& path, ProgressFn progress, void* u
   if (is_safetensors(file.bytes())) {
     return load_hf_model(path, progress, user);
   }
-  return load_llama2c_model(path, progress, user);
+  if (path.extension() == ".safetensors") {
+    fail(ErrorCode::io, "{}: is no safetensors file, though it is named so", path.string());
+  }
+  // Files of llama2.c begin with nothing that would tell.
+  try {
+    return load_llama2c_model(path, progress, user);
+  } catch (const Error& error) {
+    fail(error.code(),
+         "{} (read as a model of llama2.c, for it is no GGUF file, no safetensors file and no "
+         "folder "
+         "with config.json)",
+         error.what());
+  }
 }
 
 std::filesystem::path default_model_path() {

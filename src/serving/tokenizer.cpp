@@ -32,7 +32,13 @@ std::unique_ptr<Tokenizer> load_from(const std::filesystem::path& path, std::int
   if (is_json(file.bytes())) {
     return load_hf_tokenizer(path);
   }
-  return load_llama2c_tokenizer(path, vocab_size);
+  try {
+    return load_llama2c_tokenizer(path, vocab_size);
+  } catch (const Error& error) {
+    fail(error.code(),
+         "{} (read as a tokenizer of llama2.c, for it is no GGUF file and no tokenizer.json)",
+         error.what());
+  }
 }
 
 /// Where a model keeps its tokenizer.

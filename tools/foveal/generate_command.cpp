@@ -88,9 +88,13 @@ std::vector<std::string> read_prompts(const Options& options) {
     fail(ErrorCode::io, "--prompts {} could not be opened", options.prompts_file);
   }
   std::vector<std::string> prompts;
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // Some editors begin files with it.
   for (std::string line; std::getline(file, line);) {
     if (line.ends_with('\r')) {
       line.pop_back();
+    }
+    if (prompts.empty() && line.starts_with(kByteOrderMark)) {
+      line.erase(0, kByteOrderMark.size());
     }
     if (!line.empty()) {
       prompts.push_back(std::move(line));
