@@ -1,8 +1,10 @@
 #include "cpu/cache_ops.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <vector>
+#include <functional>
+#include <iterator>
 
 #include "core/convert.h"
 #include "cpu/row_convert.h"
@@ -23,19 +25,18 @@ class RowWriter {
         source_scale_(is_fp8(tokens.dtype()) ? scale : 1.0F),
         cache_scale_(is_fp8(cache.dtype()) ? scale : 1.0F) {}
 
-  void write(std::int64_t token, std::int64_t slot, std::vector<float>& scratch) const {
+  void write(std::int64_t token, std::int64_t slot) const {
     const std::int64_t block = slot / cache_.size(1);
     const std::int64_t offset = slot % cache_.size(1);
     for (std::int64_t head = 0; head < cache_.size(2); ++head) {
       write_row(token * tokens_.stride(0) + head * tokens_.stride(1),
-                block * cache_.stride(0) + offset * cache_.stride(1) + head * cache_.stride(2),
-                scratch);
+                block * cache_.stride(0) + offset * cache_.stride(1) + head * cache_.stride(2));
     }
   }
 
  private:
   /// The offsets are in elements.
-  void write_row(std::int64_t source, std::int64_t target, std::vector<float>& scratch) const {
+  void write_row(std::int64_t source, std::int64_t target) const {
     const std::int64_t size = cache_.size(3);
     const bool contiguous = size == 1 || (tokens_.stride(2) == 1 && cache_.stride(3) == 1);
     const std::byte* const from = tokens_.as<const std::byte>() + source * size_of(tokens_.dtype());
@@ -43,9 +44,13 @@ class RowWriter {
     if (contiguous && tokens_.dtype() == cache_.dtype()) {
       std::memcpy(to, from, static_cast<std::size_t>(size * size_of(cache_.dtype())));
     } else if (contiguous && source_scale_ == 1.0F && is_row_dtype(tokens_.dtype())) {
-      row_to_float(tokens_.dtype(), from, scratch.data(), static_cast<std::size_t>(size));
-      row_from_float(cache_.dtype(), scratch.data(), cache_scale_, to,
-                     static_cast<std::size_t>(size));
+      std::array<float, 256> piece;
+      for (std::int64_t i = 0; i < size; i += std::ssize(piece)) {
+        const auto count = static_cast<std::size_t>(std::min(std::ssize(piece), size - i));
+        row_to_float(tokens_.dtype(), from + i * size_of(tokens_.dtype()), piece.data(), count);
+        row_from_float(cache_.dtype(), piece.data(), cache_scale_, to + i * size_of(cache_.dtype()),
+                       count);
+      }
     } else {
       for (std::int64_t i = 0; i < size; ++i) {
         const double value =
@@ -71,14 +76,12 @@ void reshape_and_cache(const TensorView& key, const TensorView& value, const KVC
   const auto* const slots = slot_mapping.as<const std::int64_t>();
   const std::int64_t num_tokens = slot_mapping.size(0);
   const auto write_tokens = [&](std::int64_t task, int /*worker*/) {
-    std::vector<float> scratch(
-        static_cast<std::size_t>(std::max(kv_cache.key.size(3), kv_cache.value.size(3))));
     const std::int64_t end = std::min(num_tokens, (task + 1) * kTokensPerTask);
     for (std::int64_t token = task * kTokensPerTask; token < end; ++token) {
       const std::int64_t slot = slots[token * slot_mapping.stride(0)];
       if (slot >= 0) {
-        key_writer.write(token, slot, scratch);
-        value_writer.write(token, slot, scratch);
+        key_writer.write(token, slot);
+        value_writer.write(token, slot);
       }
     }
   };
@@ -86,7 +89,9 @@ void reshape_and_cache(const TensorView& key, const TensorView& value, const KVC
     write_tokens(0, 0);
     return;
   }
-  context.pool().parallel_for((num_tokens + kTokensPerTask - 1) / kTokensPerTask, write_tokens);
+  // By reference: a std::function of so large a lambda would allocate.
+  context.pool().parallel_for((num_tokens + kTokensPerTask - 1) / kTokensPerTask,
+                              std::cref(write_tokens));
 }
 
 }  // namespace foveal::cpu

@@ -1,9 +1,10 @@
 #include "cpu/merge_states.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
-#include <vector>
 
 #include "core/convert.h"
 #include "cpu/row_convert.h"
@@ -62,23 +63,26 @@ void merge_attn_states(const AttentionPart& result, const AttentionPart& a, cons
   const DType dtype = result.output.dtype();
   const std::int64_t num_heads = result.output.size(1);
   const std::int64_t size = result.output.size(2);
-  const std::int64_t padded = (size + 15) / 16 * 16;
-  context.pool().parallel_for(result.output.size(0), [&](std::int64_t token, int /*worker*/) {
-    // Each row is read whole before it is written: the result may be one of the parts.
-    std::vector<float> scratch(static_cast<std::size_t>(2 * padded));
-    float* const row_a = scratch.data();
-    float* const row_b = row_a + padded;
+  const auto merge_token = [&](std::int64_t token, int /*worker*/) {
+    // Each piece is read before it is written: the result may be one of the parts.
+    constexpr std::int64_t kPiece = 256;
+    std::array<float, kPiece> row_a;
+    std::array<float, kPiece> row_b;
     for (std::int64_t head = 0; head < num_heads; ++head) {
       const Weights weights = weigh(lse_of(a.lse, token, head), lse_of(b.lse, token, head));
       const std::byte* const from_a = row_of(a.output, token, head);
       const std::byte* const from_b = row_of(b.output, token, head);
       std::byte* const to = row_of(result.output, token, head);
       if (is_row_dtype(dtype)) {
-        row_to_float(dtype, from_a, row_a, static_cast<std::size_t>(size));
-        row_to_float(dtype, from_b, row_b, static_cast<std::size_t>(size));
-        blend_rows(row_a, static_cast<float>(weights.a), row_b, static_cast<float>(weights.b),
-                   row_a, static_cast<std::size_t>(size));
-        row_from_float(dtype, row_a, 1.0F, to, static_cast<std::size_t>(size));
+        for (std::int64_t i = 0; i < size; i += kPiece) {
+          const std::int64_t at = i * size_of(dtype);
+          const auto count = static_cast<std::size_t>(std::min(kPiece, size - i));
+          row_to_float(dtype, from_a + at, row_a.data(), count);
+          row_to_float(dtype, from_b + at, row_b.data(), count);
+          blend_rows(row_a.data(), static_cast<float>(weights.a), row_b.data(),
+                     static_cast<float>(weights.b), row_a.data(), count);
+          row_from_float(dtype, row_a.data(), 1.0F, to + at, count);
+        }
       } else {
         merge_row_in_double(weights, dtype, from_a, from_b, to, size);
       }
@@ -86,7 +90,9 @@ void merge_attn_states(const AttentionPart& result, const AttentionPart& a, cons
         lse_of(result.lse, token, head) = weights.lse;
       }
     }
-  });
+  };
+  // By reference: a std::function of so large a lambda would allocate.
+  context.pool().parallel_for(result.output.size(0), std::cref(merge_token));
 }
 
 }  // namespace foveal::cpu

@@ -1,6 +1,7 @@
 #include "cuda/flash_attn/impl.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 
@@ -176,14 +177,15 @@ void FlashImpl::do_forward(const ForwardArgs& args, const AttentionMetadata& met
   const std::int64_t rows = plan.common().num_actual_tokens;
   const Device device = args.query.device();
   const auto first_rows = [&](const TensorView& tensor) { return tensor.slice(0, 0, rows); };
-  std::vector<AttentionPart> parts;
-  for (const Pass& pass : plan.passes) {
+  std::array<AttentionPart, 2> parts;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Pass& pass = plan.passes[i];
     ForwardArgs part = args;
     part.output = TensorView(workspace + pass.output, spec().dtype,
                              {rows, spec().num_heads, spec().value_head_size()}, device);
     part.lse = TensorView(workspace + pass.lse, DType::f32, {spec().num_heads, rows}, device);
     run_pass(part, plan, pass, workspace, context.stream);
-    parts.push_back({part.output, part.lse});
+    parts[i] = {part.output, part.lse};
   }
   AttentionPart result{first_rows(args.output), {}};
   if (!args.lse.empty()) {
