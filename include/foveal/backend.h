@@ -93,7 +93,8 @@ struct BuilderConfig {
   int num_threads = 0;
   Device device{};
   /// GPU backends: the stream on which build() plans. It reads the step's lengths there, and
-  /// forward must come behind it: on the same stream, or one that waits for it.
+  /// forward must come behind it: on the same stream, or one that waits for it. A later build()
+  /// may plan in the same memory, so it must come behind the forwards of earlier plans likewise.
   void* stream = nullptr;
 };
 

@@ -213,8 +213,14 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
   }
   metadata->passes.push_back({.causal = common.causal, .key_begin = static_cast<int>(prefix)});
 
-  const PlanId id{common.query_start_loc.data(), common.seq_lens.data(), common.num_reqs,
-                  common.num_actual_tokens,      common.max_query_len,   prefix};
+  const PlanId id{.query_start_loc = common.query_start_loc.data(),
+                  .seq_lens = common.seq_lens.data(),
+                  .num_reqs = common.num_reqs,
+                  .num_tokens = common.num_actual_tokens,
+                  .max_query_len = common.max_query_len,
+                  .prefix = prefix,
+                  .causal = common.causal,
+                  .page_size = metadata->page_size};
   PlanSlot& slot = plans_[id];
   // A graph that was captured reads this plan too: classes and offsets must be what they were then.
   slot.captured |= for_capture;
@@ -267,9 +273,8 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
     params.group = static_cast<int>(spec.group_size());
     params.rows_max = p.rows_max;
     params.num_kv_heads = static_cast<int>(spec.num_kv_heads);
-    params.window_left = p.shared_table ? -1 : static_cast<int>(spec.window.left);
-    params.window_right =
-        p.causal ? 0 : (p.shared_table ? -1 : static_cast<int>(spec.window.right));
+    params.window_left = p.shared_table ? -1 : window_bound(spec.window.left);
+    params.window_right = p.causal ? 0 : (p.shared_table ? -1 : window_bound(spec.window.right));
     params.key_begin = p.key_begin;
     params.kv_token_bytes =
         static_cast<int>((spec.head_size + spec.value_head_size()) * size_of(spec.cache_dtype()));

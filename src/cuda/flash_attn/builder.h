@@ -29,6 +29,8 @@ class FlashBuilder final : public AttentionMetadataBuilder {
     const void* query_start_loc;
     const void* seq_lens;
     std::int64_t num_reqs, num_tokens, max_query_len, prefix;
+    bool causal;
+    int page_size;
     friend auto operator<=>(const PlanId&, const PlanId&) = default;
   };
   struct PlanSlot {

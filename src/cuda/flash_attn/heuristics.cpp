@@ -66,6 +66,10 @@ std::string why_not_sm90(const HeadShape& head, const DeviceProperties& device) 
       return fmt::format("a head size is {}, served are 64, 96, 128, 192 and 256", size);
     }
   }
+  if (head.head_size != head.head_size_v && (head.head_size != 192 || head.head_size_v != 128)) {
+    return fmt::format("the head sizes are {} and {}, they must be equal, or 192 and 128",
+                       head.head_size, head.head_size_v);
+  }
   const TileConfig tile = sm90_tile(head, std::int64_t{1} << 30);
   if (tile.block_m() % head.group != 0) {
     return fmt::format("{} query heads share a KV head, their number must divide {}", head.group,

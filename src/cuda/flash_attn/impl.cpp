@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <optional>
 
 #include "core/check.h"
 #include "cuda/flash_attn/tensor_args.h"
@@ -97,13 +98,15 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
   params.inverse_scale = 1.0F / params.scale;
   params.soft_cap = layer.logits_soft_cap * kLog2E;
   params.value_scale = paged && is_fp8(layer.cache_dtype()) ? layer.scales.v : 1.0F;
-  params.window_left = static_cast<int>(layer.window.left);
-  params.window_right = pass.causal ? 0 : static_cast<int>(layer.window.right);
+  params.window_left = window_bound(layer.window.left);
+  params.window_right = pass.causal ? 0 : window_bound(layer.window.right);
   params.key_begin = pass.key_begin;
-  params.shared_table = pass.shared_table ? 1 : 0;
   params.num_kv_heads = static_cast<int>(layer.num_kv_heads);
 
-  for (const ClassPlan& plan : pass.classes) {
+  // Whatever can fail comes before the first launch.
+  std::array<std::optional<Launch>, 2> launches;
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    const ClassPlan& plan = pass.classes[i];
     if (!plan.active) {
       continue;
     }
@@ -122,40 +125,49 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
     } else {
       variant.joint_addresses &= same_strides(params.key, params.value);
     }
+    Launch& found = launches[i].emplace();
     // The builder's choice fits the usual layer; looking one up costs more than comparing.
-    const Kernel& kernel =
-        variant == plan.variant ? *plan.kernel : forward_kernel(variant, metadata.device);
-    params.counts = plan.counts;
-    params.items = plan.items;
-    params.counters = plan.counters;
-    params.partial_output = reinterpret_cast<float*>(workspace + plan.partial_output);
-    params.partial_lse = reinterpret_cast<float*>(workspace + plan.partial_lse);
-    LaunchConfig config{
+    found.kernel =
+        variant == plan.variant ? plan.kernel : &forward_kernel(variant, metadata.device);
+    found.head_values = variant.alibi || variant.sinks;
+    found.config = {
         .grid = {static_cast<unsigned>(plan.max_items), static_cast<unsigned>(layer.num_kv_heads),
                  1},
         .block = {static_cast<unsigned>(variant.tile.threads()), 1, 1},
         .dynamic_shared_bytes = static_cast<unsigned>(variant.tile.shared_bytes(variant.head)),
         .stream = stream};
-    const bool head_values = variant.alibi || variant.sinks;
     if (variant.tile.is_sm90()) {
       // Blocks that stay, and take work until none is left.
-      config.grid = {std::min(config.grid.x * config.grid.y, static_cast<unsigned>(plan.capacity)),
-                     1, 1};
-      const TensorMaps maps = tensor_maps(args.query, key, value, variant.tile, variant.head);
-      launch_forward(kernel, config, head_values, params, maps.query, maps.key, maps.value);
+      const auto [items, heads, one] = found.config.grid;
+      found.config.grid = {std::min(items * heads, static_cast<unsigned>(plan.capacity)), one, one};
+      found.maps = tensor_maps(args.query, key, value, variant.tile, variant.head);
+    }
+  }
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    if (!launches[i]) {
+      continue;
+    }
+    const ClassPlan& plan = pass.classes[i];
+    params.counts = plan.counts;
+    params.items = plan.items;
+    params.counters = plan.counters;
+    params.partial_output = reinterpret_cast<float*>(workspace + plan.partial_output);
+    params.partial_lse = reinterpret_cast<float*>(workspace + plan.partial_lse);
+    if (const auto& maps = launches[i]->maps) {
+      launch_forward(*launches[i], params, maps->query, maps->key, maps->value);
     } else {
-      launch_forward(kernel, config, head_values, params);
+      launch_forward(*launches[i], params);
     }
   }
 }
 
 template <typename... Maps>
-void FlashImpl::launch_forward(const Kernel& kernel, const LaunchConfig& config, bool head_values,
-                               const ForwardParams& params, const Maps&... maps) const {
-  if (head_values) {
-    launch(kernel, config, params, maps..., head_values_);
+void FlashImpl::launch_forward(const Launch& found, const ForwardParams& params,
+                               const Maps&... maps) const {
+  if (found.head_values) {
+    launch(*found.kernel, found.config, params, maps..., head_values_);
   } else {
-    launch(kernel, config, params, maps..., HeadValues<1>{});
+    launch(*found.kernel, found.config, params, maps..., HeadValues<1>{});
   }
 }
 

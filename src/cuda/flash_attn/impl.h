@@ -1,7 +1,10 @@
 #pragma once
 
+#include <optional>
+
 #include "cuda/flash_attn/kernels.h"
 #include "cuda/flash_attn/metadata.h"
+#include "cuda/flash_attn/tensor_maps.h"
 #include "cuda/kernels/flash_attn/params.cuh"
 #include "foveal/backend.h"
 
@@ -19,10 +22,14 @@ class FlashImpl final : public AttentionImpl {
                   const ExecutionContext& context) const override;
   void run_pass(const ForwardArgs& args, const FlashMetadata& metadata, const Pass& pass,
                 unsigned char* workspace, Stream stream) const;
-  /// `maps` are the kernel's tensor maps, or nothing.
+  struct Launch {
+    const Kernel* kernel = nullptr;
+    LaunchConfig config{};
+    bool head_values = false;
+    std::optional<TensorMaps> maps{};  ///< Of the kernel of sm_90a.
+  };
   template <typename... Maps>
-  void launch_forward(const Kernel& kernel, const LaunchConfig& config, bool head_values,
-                      const ForwardParams& params, const Maps&... maps) const;
+  void launch_forward(const Launch& found, const ForwardParams& params, const Maps&... maps) const;
 
   HeadValues<kMaxHeadValues> head_values_{};  ///< ALiBi slopes and sinks, in base 2.
 };

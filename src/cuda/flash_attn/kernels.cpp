@@ -193,7 +193,7 @@ std::vector<KernelKey> keys_for_model(const AttentionSpec& spec, std::int64_t bl
   const bool causal = spec.attn_type == AttnType::decoder;
   const HeadShape head = head_shape(spec, page_size);
   std::set<TileConfig> tiles;
-  for (const std::int64_t queries : {1024, 8192}) {
+  for (const std::int64_t queries : {1, 8192}) {
     tiles.insert(prefill_tile(head, queries, 0, limits));
   }
   for (const std::int64_t queries : {1, 2, 4, 8}) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,11 @@ struct ClassPlan {
   std::int64_t partial_output = 0;  ///< Offsets in the workspace.
   std::int64_t partial_lse = 0;
 };
+
+/// A side of a window, small enough that position ± it is an int; no sequence is as long.
+inline int window_bound(std::int64_t side) {
+  return static_cast<int>(std::min(side, std::int64_t{1} << 30));
+}
 
 /// One sweep over keys: all of them, or in a cascade the common prefix and then the rest.
 struct Pass {

@@ -39,7 +39,7 @@ TensorMap map_of(const TensorView& tensor, int heads, int tokens) {
 bool copies_in_bulk(const TensorView& tensor) {
   constexpr std::int64_t kMaxStrideBytes = std::int64_t{1} << 40;
   constexpr std::int64_t kMaxSize = std::int64_t{1} << 32;
-  if (vector_bytes(tensor) != 16) {
+  if (vector_bytes(tensor) != 16 || tensor.numel() == 0) {
     return false;
   }
   for (int d = 0; d + 1 < tensor.ndim(); ++d) {

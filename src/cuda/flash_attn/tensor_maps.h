@@ -8,7 +8,8 @@
 // tokens.
 namespace foveal::cuda::flash_attn {
 
-/// Whether the copy engine can read it: rows at multiples of 16 bytes, strides of at most 40 bits.
+/// Whether the copy engine can read it: rows at multiples of 16 bytes, positive strides of at most
+/// 40 bits, no dimension of size 0.
 bool copies_in_bulk(const TensorView& tensor);
 
 /// What a kernel reads through: tiles of query rows, and of keys and values.

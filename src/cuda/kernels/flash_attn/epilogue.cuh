@@ -31,6 +31,11 @@ __device__ __forceinline__ RowEnd finish_row(float maximum, float sum, float sin
           sum == 0.0F ? -kInfinity : reference + ptx::log2_approx(sum)};
 }
 
+/// 0 for a row that saw no key, whatever stands there: 0 · NaN is NaN.
+__device__ __forceinline__ float finish(float output, const RowEnd& end) {
+  return end.factor == 0.0F ? 0.0F : output * end.factor;
+}
+
 __device__ __forceinline__ float row_sink(const HeadValues<kHeadValues>& heads, const Rows& rows,
                                           int kv_head, int row) {
   return kSinks ? heads.sink[kv_head * kGroup + (rows.first + row) % kGroup] : 0.0F;
@@ -176,7 +181,7 @@ __device__ __forceinline__ void merge_parts(const ForwardParams& p,
     }
     const RowEnd end = finish_row(maximum, sum, row_sink(heads, rows, kv_head, row), false);
     store_columns(final_destination(p, item, rows, kv_head, row, end.lse), column,
-                  {out.x * end.factor, out.y * end.factor, out.z * end.factor, out.w * end.factor});
+                  {finish(out.x, end), finish(out.y, end), finish(out.z, end), finish(out.w, end)});
   }
 }
 

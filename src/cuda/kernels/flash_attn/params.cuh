@@ -68,9 +68,7 @@ struct ForwardParams {
   int window_left;
   int window_right;  ///< 0 for causal.
   int key_begin;     ///< Keys before are left to another pass (cascade).
-  int shared_table;  ///< All requests use the first row of block_table (the prefix of a cascade).
   int num_kv_heads;
-  int padding;
 };
 
 /// Values of each query head, by number; a kernel without such a feature takes kHeads = 1.

@@ -24,19 +24,22 @@ struct Tile {
   int end;
 };
 
+/// The prefix of a cascade is read through the table's row of the first request that has queries:
+/// rows of others may be padding. `prefix_row` is that request.
+///
 /// Behind the requests stands one of the rows that no request owns: it sees nothing, so zeros are
 /// written.
 __device__ __forceinline__ int num_requests(const PlanParams& p) {
   return (p.one_sequence > 0 ? 1 : p.num_requests) + 1;
 }
 
-__device__ __forceinline__ Request load_request(const PlanParams& p, int index) {
+__device__ __forceinline__ Request load_request(const PlanParams& p, int prefix_row, int index) {
   if (index == num_requests(p) - 1) {
     const int start = p.query_start_loc[p.num_requests];
     return {0, start, p.num_rows - start, 0};
   }
   if (p.one_sequence > 0) {
-    return {0, 0, p.query_start_loc[p.num_requests], p.one_sequence};
+    return {prefix_row, 0, p.query_start_loc[p.num_requests], p.one_sequence};
   }
   const int start = p.query_start_loc[index];
   return {index, start, p.query_start_loc[index + 1] - start, p.seq_lens[index]};
@@ -69,12 +72,12 @@ __device__ __forceinline__ Tile tile_of(const PlanParams& p, const PlanClass& c,
 /// Calls visit(request, class, tile) for every tile of query rows. A lane takes a request with few
 /// tiles, a warp one with many; the last tiles, which see most keys, come first.
 template <typename Visit>
-__device__ __forceinline__ void for_each_tile(const PlanParams& p, Visit&& visit) {
+__device__ __forceinline__ void for_each_tile(const PlanParams& p, int prefix_row, Visit&& visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int count = num_requests(p);
   for (int base = static_cast<int>(threadIdx.x) - lane; base < count; base += kThreads) {
     const bool valid = base + lane < count;
-    const Request request = valid ? load_request(p, base + lane) : Request{0, 0, 0, 0};
+    const Request request = valid ? load_request(p, prefix_row, base + lane) : Request{0, 0, 0, 0};
     const int number = class_of(p, request);
     const PlanClass& c = p.classes[number];
     const int tiles = (request.query_len * p.group + c.block_rows - 1) / c.block_rows;
@@ -165,14 +168,26 @@ __device__ __forceinline__ int bucket_of(int length) {
 extern "C" __global__ void __launch_bounds__(kThreads)
     flash_plan(const __grid_constant__ PlanParams p) {
   __shared__ ClassState states[2];
+  __shared__ int prefix_row;
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < static_cast<int>(sizeof(states) / sizeof(int)); i += kThreads) {
     reinterpret_cast<int*>(states)[i] = 0;
   }
+  if (thread == 0) {
+    prefix_row = max(p.num_requests - 1, 0);
+  }
   __syncthreads();
+  if (p.one_sequence > 0) {
+    for (int i = thread; i < p.num_requests; i += kThreads) {
+      if (p.query_start_loc[i + 1] > 0) {
+        atomicMin(&prefix_row, i);
+      }
+    }
+    __syncthreads();
+  }
 
   unsigned long long key_tiles[2] = {0ULL, 0ULL};
-  for_each_tile(p, [&](const Request&, int number, const Tile& tile) {
+  for_each_tile(p, prefix_row, [&](const Request&, int number, const Tile& tile) {
     key_tiles[number] += static_cast<unsigned long long>(tile.end - tile.begin);
   });
 #pragma unroll
@@ -182,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
   }
   for (int i = thread; i < num_requests(p); i += kThreads) {
-    const Request request = load_request(p, i);
+    const Request request = load_request(p, prefix_row, i);
     atomicAdd(&states[class_of(p, request)].keys,
               static_cast<unsigned long long>(max(request.seq_len, 0)));
   }
@@ -197,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __syncthreads();
 
   int items_of[2][kCandidates] = {};
-  for_each_tile(p, [&](const Request&, int number, const Tile& tile) {
+  for_each_tile(p, prefix_row, [&](const Request&, int number, const Tile& tile) {
 #pragma unroll
     for (int i = 0; i < kCandidates; ++i) {
       const int parts =
@@ -222,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
-  for_each_tile(p, [&](const Request&, int number, const Tile& tile) {
+  for_each_tile(p, prefix_row, [&](const Request&, int number, const Tile& tile) {
     ClassState& state = states[number];
     const int length = tile.end - tile.begin;
     const int parts = parts_of(p.classes[number], state.part, length);
@@ -244,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
-  for_each_tile(p, [&](const Request& r, int number, const Tile& tile) {
+  for_each_tile(p, prefix_row, [&](const Request& r, int number, const Tile& tile) {
     const PlanClass& c = p.classes[number];
     ClassState& state = states[number];
     const int length = tile.end - tile.begin;

@@ -51,7 +51,6 @@ __device__ __forceinline__ BlockState block_state(const WorkItem& item, const Ro
                                                   const ForwardParams& p, int kv_head) {
   const int last = rows.count - 1;
   const long long key_start = kPageSize == 0 ? p.key_start_loc[item.request] : 0;
-  const int table_row = p.shared_table != 0 ? 0 : item.request;
   const auto first_of = [&](const CacheView& view) {
     return static_cast<const unsigned char*>(view.data) +
            (kv_head * view.head_stride + key_start * view.token_stride) * kCacheBytes;
@@ -61,7 +60,7 @@ __device__ __forceinline__ BlockState block_state(const WorkItem& item, const Ro
           .high = rows.high(last),
           .all_low = rows.low(last),
           .all_high = rows.high(0),
-          .table = kPageSize == 0 ? nullptr : p.block_table + table_row * p.table_stride,
+          .table = kPageSize == 0 ? nullptr : p.block_table + item.request * p.table_stride,
           .keys = first_of(p.key),
           .values = first_of(p.value)};
 }

@@ -31,8 +31,8 @@ __device__ __forceinline__ void store_rows(const State& state, float scale, cons
 #pragma unroll
     for (int n = 0; n < kValueTiles; ++n) {
       const Columns columns = columns_of(state, i, n);
-      const float v0 = columns.first * end.factor;
-      const float v1 = columns.second * end.factor;
+      const float v0 = finish(columns.first, end);
+      const float v1 = finish(columns.second, end);
       const int column = columns.column;
       if (!partial) {
         *reinterpret_cast<unsigned*>(tile_o + row * kOutputPitch + column * 2) =
@@ -113,7 +113,7 @@ __device__ __forceinline__ void merge_warps(const State& state, float scale, con
     RowEnd end = finish_row(maximum, sum, row_sink(heads, rows, kv_head, row), item.slot >= 0);
     end.factor *= p.value_scale;
     store_columns(destination<kBlockM>(p, item, rows, kv_head, row, end.lse), column,
-                  {out.x * end.factor, out.y * end.factor, out.z * end.factor, out.w * end.factor});
+                  {finish(out.x, end), finish(out.y, end), finish(out.z, end), finish(out.w, end)});
   }
 }
 

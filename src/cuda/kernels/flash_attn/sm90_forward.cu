@@ -223,7 +223,7 @@ struct KeySource {
     table = nullptr;
     plain_start = 0;
     if constexpr (kPageSize > 0) {
-      table = p.block_table + (p.shared_table != 0 ? 0 : item.request) * p.table_stride;
+      table = p.block_table + item.request * p.table_stride;
     } else {
       plain_start = p.key_start_loc[item.request];
     }
@@ -258,7 +258,8 @@ __device__ __forceinline__ void schedule(const ForwardParams& p, unsigned shared
   }
 }
 
-/// The second: queries and keys. Gives leave to claim the item after the next.
+/// The second: queries and keys. Gives leave to claim the next item; a block's
+/// second one needs none.
 __device__ __forceinline__ void produce_keys(const ForwardParams& p,
                                              const ptx::TensorMap& query_map,
                                              const ptx::TensorMap& key_map, unsigned shared,
@@ -493,7 +494,7 @@ __device__ __forceinline__ void store(const Sums& output, const Softmax& softmax
       for (int n = 0; n < kHeadSizeV / 8; ++n) {
         if (inside) {
           *reinterpret_cast<float2*>(to.partial + n * 8 + lane % 4 * 2) = {
-              output[n * 4 + i * 2] * end.factor, output[n * 4 + i * 2 + 1] * end.factor};
+              finish(output[n * 4 + i * 2], end), finish(output[n * 4 + i * 2 + 1], end)};
         }
       }
       continue;
@@ -503,8 +504,8 @@ __device__ __forceinline__ void store(const Sums& output, const Softmax& softmax
       unsigned words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        words[w] = ptx::pack<Query>(output[(n + w) * 4 + i * 2] * end.factor,
-                                    output[(n + w) * 4 + i * 2 + 1] * end.factor);
+        words[w] = ptx::pack<Query>(finish(output[(n + w) * 4 + i * 2], end),
+                                    finish(output[(n + w) * 4 + i * 2 + 1], end));
       }
       transpose_quad(words);
       if (inside) {
