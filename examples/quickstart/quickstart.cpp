@@ -62,7 +62,8 @@ int main() {
   std::vector<float> key(25 * 2 * 64, 0.0F);
   std::vector<float> value(25 * 2 * 64);
   for (std::size_t i = 0; i < value.size(); ++i) {
-    value[i] = static_cast<float>(i / (2 * 64));
+    const std::size_t token = i / (2 * 64);
+    value[i] = static_cast<float>(token);
   }
   std::vector<float> output(query.size());
   layer->update_kv_cache({key.data(), DType::f32, {25, 2, 64}},

@@ -1,14 +1,12 @@
 #include "serving/weights.h"
 
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "core/check.h"
 #include "core/convert.h"
+#include "foveal/execution.h"
 
 namespace foveal::serving {
 namespace {
@@ -160,11 +158,12 @@ std::int64_t StoredTensor::bytes() const {
 void decode(const StoredTensor& tensor, float* out) {
   const EncodingInfo info = info_of(tensor.encoding);
   // Chunks of 64 K elements: enough work to be worth a task.
-  const tbb::blocked_range<std::int64_t> range(0, tensor.elements / info.block_elements,
-                                               65536 / info.block_elements);
-  tbb::parallel_for(range, [&](const tbb::blocked_range<std::int64_t>& blocks) {
-    decode_blocks(tensor.encoding, tensor.data + blocks.begin() * info.block_bytes,
-                  blocks.end() - blocks.begin(), out + blocks.begin() * info.block_elements);
+  const std::int64_t blocks = tensor.elements / info.block_elements;
+  const std::int64_t chunk = 65536 / info.block_elements;
+  default_thread_pool().parallel_for((blocks + chunk - 1) / chunk, [&](std::int64_t task, int) {
+    const std::int64_t first = task * chunk;
+    decode_blocks(tensor.encoding, tensor.data + first * info.block_bytes,
+                  std::min(chunk, blocks - first), out + first * info.block_elements);
   });
 }
 
