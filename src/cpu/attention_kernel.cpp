@@ -189,7 +189,8 @@ void online_softmax(const Tile& tile) {
 /// output = correction · output + weights · values
 void accumulate_values(const Tile& tile) {
   multiply(tile.scores, 1, tile.row_stride, tile.values, tile.value_stride, tile.num_keys,
-           tile.correction, tile.output, tile.value_stride, tile.item.num_rows, tile.value_stride);
+           tile.correction, tile.output, tile.output_stride, tile.item.num_rows,
+           tile.output_stride);
 }
 
 bool all_values_finite(const Tile& tile) {
@@ -209,8 +210,8 @@ void accumulate_nonzero(const Tile& tile) {
   const FloatTag d;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-    for (std::int64_t i = 0; i < tile.value_stride; i += n) {
-      float* const output = tile.output + row * tile.value_stride + i;
+    for (std::int64_t i = 0; i < tile.output_stride; i += n) {
+      float* const output = tile.output + row * tile.output_stride + i;
       auto sum = hn::Mul(hn::Set(d, tile.correction[row]), hn::Load(d, output));
       for (std::int64_t key = 0; key < tile.num_keys; ++key) {
         const float weight = tile.scores[key * tile.row_stride + row];
@@ -247,7 +248,7 @@ void write_row(const AttentionCall& call, std::int64_t token, std::int64_t head,
 
 void write_rows(const AttentionCall& call, const Tile& tile) {
   for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-    const float* output = tile.output + row * tile.value_stride;
+    const float* output = tile.output + row * tile.output_stride;
     if (tile.item.partial_row < 0) {
       write_row(call, tile.item.first_token + tile.token(call, row), tile.query_head(call, row),
                 output, tile.max[row], tile.sum[row]);
@@ -297,7 +298,9 @@ void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t
       mask_scores(tile);
     }
     online_softmax(tile);
-    load_tokens(call, tile, call.value, call.head_size_v, tile.values, tile.value_stride);
+    if (!call.values_in_keys) {
+      load_tokens(call, tile, call.value, call.head_size_v, tile.values, tile.value_stride);
+    }
     if (masked && !all_values_finite(tile)) {
       accumulate_nonzero(tile);
     } else {
@@ -352,6 +355,12 @@ HWY_EXPORT(run_work_item);
 HWY_EXPORT(run_merge_item);
 
 namespace cpu {
+
+std::string runtime() {
+  // Targets are bits, the best one lowest.
+  const std::int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+  return std::string("instruction set ") + hwy::TargetName(targets & -targets);
+}
 
 std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v) {
   const std::int64_t key = padded_size(head_size);

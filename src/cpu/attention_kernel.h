@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "cpu/plan.h"
 #include "foveal/dtype.h"
@@ -77,6 +78,7 @@ struct AttentionCall {
   std::int64_t lse_token_stride = 0;
   TokenTensor key;
   TokenTensor value;
+  bool values_in_keys = false;  ///< A value is the beginning of its key, and is loaded with it.
   TokenIndex index;
   PartialBuffer partials;
 
@@ -93,6 +95,9 @@ struct AttentionCall {
   const MaskMod* mask_mod = nullptr;
   bool batch_invariant = false;
 };
+
+/// The instruction set the machine lets the kernel use, for people.
+std::string runtime();
 
 /// Floats of scratch a thread needs; aligned to 64 bytes.
 std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v);

@@ -6,7 +6,9 @@
 #include <functional>
 #include <iterator>
 
+#include "core/check.h"
 #include "core/convert.h"
+#include "core/tensor_checks.h"
 #include "cpu/row_convert.h"
 
 namespace foveal::cpu {
@@ -71,6 +73,7 @@ class RowWriter {
 void reshape_and_cache(const TensorView& key, const TensorView& value, const KVCacheView& kv_cache,
                        const TensorView& slot_mapping, const QuantScales& scales,
                        const ExecutionContext& context) {
+  check(key.device().type == DeviceType::cpu, "key is {}, it must be on cpu", key);
   const RowWriter key_writer(key, kv_cache.key, scales.k);
   const RowWriter value_writer(value, kv_cache.value, scales.v);
   const auto* const slots = slot_mapping.as<const std::int64_t>();

@@ -42,7 +42,8 @@ struct Tile {
         kv_head(head),
         row_stride(pad_rows(work.num_rows)),
         key_stride(cpu::padded_size(call.head_size)),
-        value_stride(cpu::padded_size(call.head_size_v)) {
+        output_stride(cpu::padded_size(call.head_size_v)),
+        value_stride(call.values_in_keys ? key_stride : output_stride) {
     const auto take = [&scratch](std::int64_t floats) {
       float* taken = scratch;
       scratch += floats;
@@ -52,7 +53,7 @@ struct Tile {
     query_columns = take(call.head_size * kTileRows);
     keys = values = take(kTileKeys * std::max(key_stride, value_stride));
     scores = take(kTileKeys * kTileRows);
-    output = take(kTileRows * value_stride);
+    output = take(kTileRows * output_stride);
     max = take(kTileRows);
     sum = take(kTileRows);
     correction = take(kTileRows);
@@ -74,14 +75,15 @@ struct Tile {
   std::int64_t kv_head;
   std::int64_t row_stride;  ///< Rows, padded.
   std::int64_t key_stride;
-  std::int64_t value_stride;
+  std::int64_t output_stride;
+  std::int64_t value_stride;  ///< Of values that are part of their keys: that of the keys.
 
   float* query;          ///< [row][key_stride], scaled
   float* query_columns;  ///< [head_size][row_stride], scaled
   float* keys;           ///< [key][key_stride]
   float* values;         ///< [key][value_stride], in the place of the keys: one tile fits an L1
   float* scores;         ///< [key][row_stride]; after the softmax, the weights
-  float* output;         ///< [row][value_stride], not normalised
+  float* output;         ///< [row][output_stride], not normalised
   // One number a row:
   float* max;
   float* sum;
@@ -150,7 +152,7 @@ inline void start_rows(const AttentionCall& call, const Tile& tile) {
       tile.slope[row] = call.alibi_slopes[tile.query_head(call, row)];
     }
   }
-  std::fill(tile.output, tile.output + tile.row_stride * tile.value_stride, 0.0F);
+  std::fill(tile.output, tile.output + tile.row_stride * tile.output_stride, 0.0F);
 }
 
 /// The keys from `first` on that share a tile with it, up to the item's last.

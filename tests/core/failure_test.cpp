@@ -233,6 +233,8 @@ TEST_P(Failure, BuilderConfig) {
   refuses("num_blocks is -1", [](BuilderConfig& c) { c.num_blocks = -1; });
   refuses("flash_attn_version is 1, it must be 2, 3, or 0",
           [](BuilderConfig& c) { c.flash_attn_version = 1; });
+  refuses("block_size is 1099511627776, it must be in [1, 2147483648]",
+          [](BuilderConfig& c) { c.block_size = std::int64_t{1} << 40; });
   refuses("num_splits is -2", [](BuilderConfig& c) { c.num_splits = -2; });
   refuses("num_splits is 4, it must be 0 or 1 where batch_invariant", [](BuilderConfig& c) {
     c.num_splits = 4;
@@ -501,13 +503,27 @@ TEST_P(Failure, ReshapeAndCacheArguments) {
         reshape_and_cache(new_key, new_value, cache, common.slot_mapping, {1.0F, -1.0F, 1.0F});
       },
       "k = -1");
+  // All on one device, but not on the backend's.
+  const auto on_gpu = [](const TensorView& t) {
+    return TensorView(t.data(), t.dtype(), t.shape(), t.strides(), Device{DeviceType::cuda, 0});
+  };
+  expect_error(
+      kInvalid,
+      [&] {
+        backend()->make_impl(spec)->update_kv_cache(on_gpu(new_key), on_gpu(new_value),
+                                                    {on_gpu(cache.key), on_gpu(cache.value)},
+                                                    on_gpu(common.slot_mapping), {});
+      },
+      "on cuda:0, it must be on cpu");
   EXPECT_EQ(std::count(key_cache.begin(), key_cache.end(), kCached), std::ssize(key_cache));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Failure, ::testing::Values("CPU_ATTN", "REFERENCE"),
                          [](const auto& info) { return info.param; });
 
-TEST(MlaFailure, NeitherWayTakesTheOthersMetadata) {
+class MlaFailure : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(MlaFailure, NeitherWayTakesTheOthersMetadata) {
   AttentionSpec spec;
   spec.num_heads = 2;
   spec.num_kv_heads = 1;
@@ -516,7 +532,7 @@ TEST(MlaFailure, NeitherWayTakesTheOthersMetadata) {
   spec.head_size_v = 16;
   spec.scale = 0.3F;
   spec.dtype = DType::f32;
-  const AttentionBackendPtr backend = BackendRegistry::global().get("REFERENCE_MLA");
+  const AttentionBackendPtr backend = BackendRegistry::global().get(GetParam());
   const auto impl = backend->make_mla_impl(spec);
   BuilderConfig config;
   config.spec = spec;
@@ -564,6 +580,9 @@ TEST(MlaFailure, NeitherWayTakesTheOthersMetadata) {
       ErrorCode::unsupported, [&] { BackendRegistry::global().get("REFERENCE")->make_impl(spec); },
       "MLA is not supported");
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, MlaFailure, ::testing::Values("CPU_MLA", "REFERENCE_MLA"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace foveal

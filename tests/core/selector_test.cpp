@@ -340,6 +340,7 @@ TEST(BuiltInBackends, AreListedWithTheOracleByNameOnly) {
   config.head_size = 576;
   config.head_size_v = 512;
   config.use_mla = true;
+  EXPECT_EQ(select_backend(config)->name(), "CPU_MLA");
   config.backend = "REFERENCE_MLA";
   const AttentionBackendPtr mla = select_backend(config);
   AttentionSpec spec;

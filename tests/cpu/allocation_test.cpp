@@ -86,5 +86,66 @@ TEST(CpuAllocation, NoneOnceStarted) {
   }
 }
 
+TEST(CpuAllocation, NoneOfMlaOnceStarted) {
+  AttentionSpec spec = make_spec(4, 1, 24, DType::bf16);
+  spec.mla = MlaDims{16, 8, 8, 8};
+  spec.head_size_v = 16;
+  spec.scale = 0.25F;
+  const AttentionBackendPtr backend = BackendRegistry::global().get("CPU_MLA");
+  BuilderConfig config;
+  config.spec = spec;
+  config.num_blocks = 64;
+  config.num_threads = 2;
+  const auto builder = backend->make_builder(config);
+  const auto impl = backend->make_mla_impl(spec);
+  const auto pool = make_thread_pool(2);
+  ExecutionContext context;
+  context.threads = pool.get();
+
+  constexpr std::int64_t kTokens = 40;
+  std::vector<std::int32_t> starts{0, kTokens};
+  std::vector<std::int32_t> paged_lens{700};
+  std::vector<std::int32_t> plain_lens{kTokens};
+  std::vector<std::int32_t> table(44, 3);
+  const std::vector<std::int64_t> slots(kTokens, 5);
+  std::vector<std::uint16_t> memory(64 * 16 * 24, 0);
+  CommonAttentionMetadata common;
+  common.num_reqs = 1;
+  common.num_actual_tokens = common.max_query_len = kTokens;
+  common.max_seq_len = 700;
+  common.query_start_loc = {starts.data(), DType::i32, {2}};
+  common.seq_lens = {plain_lens.data(), DType::i32, {1}};
+  const AttentionMetadataPtr plain = builder->build(0, common);
+  common.seq_lens = {paged_lens.data(), DType::i32, {1}};
+  common.block_table = {table.data(), DType::i32, {1, 44}};
+  const AttentionMetadataPtr paged = builder->build(0, common);
+
+  std::vector<std::uint16_t> written(kTokens * 4 * 16);
+  std::vector<float> lse(4 * kTokens);
+  const TensorView lse_view(lse.data(), DType::f32, {4, kTokens});
+  const MlaDecodeArgs decode{.query = {memory.data(), DType::bf16, {kTokens, 4, 24}},
+                             .kv_cache = {memory.data(), DType::bf16, {64, 16, 24}},
+                             .output = {written.data(), DType::bf16, {kTokens, 4, 16}},
+                             .lse = lse_view};
+  const MlaPrefillArgs prefill{.query = {memory.data(), DType::bf16, {kTokens, 4, 16}},
+                               .key = {memory.data(), DType::bf16, {kTokens, 4, 16}},
+                               .value = {memory.data(), DType::bf16, {kTokens, 4, 8}},
+                               .output = {written.data(), DType::bf16, {kTokens, 4, 8}},
+                               .lse = lse_view};
+  const TensorView latent(memory.data(), DType::bf16, {kTokens, 16});
+  const TensorView key_rope(memory.data(), DType::bf16, {kTokens, 8});
+  const TensorView mapping(const_cast<std::int64_t*>(slots.data()), DType::i64, {kTokens});
+  const auto run = [&] {
+    impl->update_kv_cache(latent, key_rope, decode.kv_cache, mapping, context);
+    impl->forward_mha(prefill, *plain, context);
+    impl->forward_mqa(decode, *paged, context);
+  };
+  run();
+  counting = true;
+  run();
+  counting = false;
+  EXPECT_EQ(allocations.exchange(0), 0);
+}
+
 }  // namespace
 }  // namespace foveal::testing
