@@ -170,8 +170,9 @@ std::int64_t kernel_block_size(const BuilderConfig& config) {
 
 void check_builder_config(const BuilderConfig& config) {
   config.spec.validate();
-  check(config.block_size > 0, "BuilderConfig: block_size is {}, it must be positive",
-        config.block_size);
+  constexpr std::int64_t kMaxBlockSize = std::int64_t{1} << 31;
+  check(config.block_size > 0 && config.block_size <= kMaxBlockSize,
+        "BuilderConfig: block_size is {}, it must be in [1, {}]", config.block_size, kMaxBlockSize);
   check(config.kernel_block_size >= 0 && config.block_size % kernel_block_size(config) == 0,
         "BuilderConfig: kernel_block_size is {}, it must divide block_size = {}, or be 0 for the "
         "same",

@@ -51,6 +51,15 @@ void check_arch(const std::string& arch) {
 }
 
 std::vector<KernelKey> keys_of(const PrebuildRequest& request) {
+  check(request.block_size > 0 && request.block_size % 16 == 0,
+        "block_size is {}, it must be a multiple of 16", request.block_size);
+  check(request.dtype == DType::f16 || request.dtype == DType::bf16,
+        "dtype is {}, accepted are f16 and bf16", to_string(request.dtype));
+  for (const DType dtype : request.kv_cache_dtypes) {
+    check(dtype == request.dtype || is_fp8(dtype),
+          "kv_cache_dtype is {}, accepted are the dtype, {}, and f8e4m3 and f8e5m2",
+          to_string(dtype), to_string(request.dtype));
+  }
   std::vector<KernelKey> keys;
   std::set<std::string> seen;  // Layers and models share kernels.
   const std::vector<DType> cache_dtypes =

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/index.h"
+#include "core/json_depth.h"
 #include "problem/json_value.h"
 #include "problem/problem_file.h"
 #include "problem/spec_json.h"
@@ -303,6 +304,9 @@ void append_case(const nlohmann::json& json, const std::string& where, std::int6
 }  // namespace
 
 std::vector<FileProblem> parse_cases(std::string_view text, const std::string& file) {
+  if (nests_deeper_than(text, kMaxJsonDepth)) {
+    fail(ErrorCode::io, "{} nests deeper than {} levels", file, kMaxJsonDepth);
+  }
   nlohmann::json json;
   try {
     json = nlohmann::json::parse(text);

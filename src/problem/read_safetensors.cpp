@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/convert.h"
 #include "core/index.h"
+#include "core/json_depth.h"
 #include "problem/problem_file.h"
 #include "problem/spec_json.h"
 #include "serving/safetensors.h"
@@ -114,6 +115,9 @@ void read_spec(const Reader& reader, AttentionProblem& problem, bool& has_block_
   const auto found = reader.file().metadata().find("spec");
   const std::string text = found == reader.file().metadata().end() ? "{}" : found->second;
   const std::string where = fmt::format("{}: __metadata__.spec", reader.file().name());
+  if (nests_deeper_than(text, kMaxJsonDepth)) {
+    fail(ErrorCode::io, "{} nests deeper than {} levels", where, kMaxJsonDepth);
+  }
   nlohmann::json json;
   try {
     json = nlohmann::json::parse(text);

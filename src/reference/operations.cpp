@@ -1,5 +1,7 @@
 #include "reference/operations.h"
 
+#include "core/check.h"
+#include "core/tensor_checks.h"
 #include "reference/attention.h"
 
 namespace foveal::reference {
@@ -37,6 +39,7 @@ Part load_part(const AttentionPart& part, std::int64_t row, std::int64_t head) {
 
 void reshape_and_cache(const TensorView& key, const TensorView& value, const KVCacheView& kv_cache,
                        const TensorView& slot_mapping, const QuantScales& scales) {
+  check(key.device().type == DeviceType::cpu, "key is {}, it must be on cpu", key);
   write_tokens(key, kv_cache.key, slot_mapping, scales.k);
   write_tokens(value, kv_cache.value, slot_mapping, scales.v);
 }

@@ -131,6 +131,9 @@ nlohmann::json parse_header(std::string_view text, const std::string& file) {
     }
     return true;
   };
+  if (nests_deeper_than(text, kMaxJsonDepth)) {
+    fail(ErrorCode::io, "{}: header nests deeper than {} levels", file, kMaxJsonDepth);
+  }
   nlohmann::json header = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
   if (!header.is_object()) {
     fail(ErrorCode::io, "{}: header is malformed JSON or no object", file);

@@ -155,6 +155,16 @@ TEST(CaseJson, RefusesWhatIsNotJson) {
   EXPECT_TRUE(parse_cases("[]", "file.json").empty());
 }
 
+TEST(CaseJson, NestsNoDeeperThanItMust) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  expect_error(
+      ErrorCode::io, [&] { parse_cases(deep, "file.json"); }, "nests deeper than 200 levels");
+  const std::string text = R"({"name": ")" + std::string(1000, '[') + R"(\"[", "x": 1})";
+  expect_error(
+      ErrorCode::io, [&] { parse_cases(text, "file.json"); },
+      "file.json");  // Brackets of a string.
+}
+
 TEST(CaseJson, SurvivesTruncationAndChangedBytes) {
   const std::string text = Json::array({make_case()}).dump();
   for (std::size_t i = 0; i < text.size(); ++i) {

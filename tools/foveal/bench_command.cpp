@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -32,11 +34,19 @@ bench::Kind parse_kind(const std::string& name) {
   return *kind;
 }
 
+/// Beside the file first, so that what it held stays when there is no room.
 void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
+  const std::string beside = path + ".partial";
+  std::ofstream file(beside);
   file << text << '\n';
   file.close();
-  if (!file) {
+  std::error_code error;
+  if (file) {
+    std::filesystem::rename(beside, path, error);
+  }
+  if (!file || error) {
+    std::error_code ignored;
+    std::filesystem::remove(beside, ignored);
     throw Error(ErrorCode::io, fmt::format("--json {} could not be written", path));
   }
 }
@@ -55,7 +65,8 @@ class ProgressLine {
   bool on_terminal_ = isatty(STDERR_FILENO) == 1;
 };
 
-void run_bench(BenchOptions& options) {
+/// Whether any row has times.
+bool run_bench(BenchOptions& options) {
   bench::ShapeOptions& shapes = options.bench.shapes;
   for (const std::string& name : options.kinds) {
     shapes.kinds.push_back(parse_kind(name));
@@ -91,7 +102,9 @@ void run_bench(BenchOptions& options) {
     }
   };
   try {
-    bench::run(options.bench, listener);
+    const bench::Report report = bench::run(options.bench, listener);
+    return std::any_of(report.rows.begin(), report.rows.end(),
+                       [](const bench::Row& row) { return row.attention.failure.empty(); });
   } catch (...) {
     progress.clear();
     throw;
@@ -146,10 +159,7 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
       "  foveal bench decode --batch 1,8,64 --seq-len 4096 --heads 32 --kv-heads 8 --json "
       "decode.json\n"
       "  foveal bench prefill naive --device cuda");
-  command->callback([options, &exit_code] {
-    run_bench(*options);
-    exit_code = 0;
-  });
+  command->callback([options, &exit_code] { exit_code = run_bench(*options) ? 0 : 1; });
   return command;
 }
 

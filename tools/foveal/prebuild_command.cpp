@@ -83,7 +83,10 @@ CLI::App* add_prebuild_command(CLI::App& app, int& exit_code) {
       ->add_option("--kv-cache-dtype", options->kv_cache_dtypes,
                    "Of the cache, several allowed; by default the dtype")
       ->delimiter(',');
-  command->add_option("--block-size", request.block_size, "Tokens a block of the cache manager")
+  command
+      ->add_option("--block-size", request.block_size,
+                   "Tokens a block of the cache manager: a multiple of 16")
+      ->transform(whole_number(std::uint64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--out", request.out, "The file to write")->capture_default_str();
   command->add_option("--threads", request.threads, "0: as many as the machine has")

@@ -47,15 +47,20 @@ CLI::App* add_select_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--compute-capability", config.compute_capability,
                    "CUDA: 10*major + minor, e.g. 90")
+      ->transform(whole_number(1000))
       ->capture_default_str();
+  const CLI::Validator size = whole_number(std::uint64_t{1} << 31);
   command->add_option("--head-size", config.head_size, "Of queries and keys")
+      ->transform(size)
       ->capture_default_str();
-  command->add_option("--head-size-v", config.head_size_v, "Of values; by default the head size");
+  command->add_option("--head-size-v", config.head_size_v, "Of values; by default the head size")
+      ->transform(size);
   command->add_option("--dtype", options->dtype, "f32, f16, bf16, f8e4m3 or f8e5m2")
       ->capture_default_str();
   command->add_option("--kv-cache-dtype", options->kv_cache_dtype,
                       "auto (the dtype), or one of those");
-  command->add_option("--block-size", options->block_size, "Tokens a cache block; by default free");
+  command->add_option("--block-size", options->block_size, "Tokens a cache block; by default free")
+      ->transform(size);
   command
       ->add_option("--attn-type", options->attn_type,
                    "decoder, encoder, encoder_only or encoder_decoder")
@@ -76,10 +81,12 @@ CLI::App* add_select_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--dcp", config.decode_context_parallel_size,
                    "Ranks of decode context parallelism")
+      ->transform(size)
       ->capture_default_str();
   command
       ->add_option("--pcp", config.prefill_context_parallel_size,
                    "Ranks of prefill context parallelism")
+      ->transform(size)
       ->capture_default_str();
   command->add_flag("--batch-invariant", config.batch_invariant,
                     "Results must not depend on the batch");

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/check.h"
+#include "core/tensor_checks.h"
 #include "cuda/flash_attn/impl.h"
 #include "cuda/flash_attn/kernels.h"
 #include "cuda/flash_attn/tensor_args.h"
@@ -36,6 +37,7 @@ MergePart merge_part(const AttentionPart& part) {
 void reshape_and_cache(const TensorView& key, const TensorView& value, const KVCacheView& kv_cache,
                        const TensorView& slot_mapping, const QuantScales& scales,
                        const ExecutionContext& context) {
+  check(key.device().type == DeviceType::cuda, "key is {}, it must be on a CUDA device", key);
   const DType dtype = key.dtype();
   const DType cache_dtype = kv_cache.key.dtype();
   if (dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::f32) {
