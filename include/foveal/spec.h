@@ -166,6 +166,8 @@ struct KVCacheLayout {
   /// head_size + head_size_v]. KVCacheView::flash reads both.
   FOVEAL_API static KVCacheLayout flash(const KVCacheSpec& spec, std::int64_t num_blocks,
                                         KVCacheOrder order);
+  /// That of MLA: [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim].
+  FOVEAL_API static KVCacheLayout latent(const KVCacheSpec& spec, std::int64_t num_blocks);
 
   FOVEAL_API std::int64_t size_bytes() const;
   /// The logical view of `data`, size_bytes() long, with the strides that stride_order asks for.

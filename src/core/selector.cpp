@@ -24,6 +24,7 @@ bool accepts_block_size(const std::vector<BlockSize>& sizes, std::int64_t block_
 
 std::string describe_block_sizes(const std::vector<BlockSize>& sizes) {
   std::vector<std::string> words;
+  words.reserve(sizes.size());
   for (const BlockSize& size : sizes) {
     words.push_back(size.multiples ? fmt::format("any multiple of {}", size.size)
                                    : std::to_string(size.size));
@@ -34,6 +35,7 @@ std::string describe_block_sizes(const std::vector<BlockSize>& sizes) {
 template <typename T>
 std::string names_of(const std::vector<T>& values) {
   std::vector<std::string_view> names;
+  names.reserve(values.size());
   for (const T& value : values) {
     names.push_back(to_string(value));
   }

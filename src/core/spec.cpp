@@ -179,6 +179,10 @@ std::int64_t KVCacheSpec::max_blocks_per_request(std::int64_t max_seq_len,
   return std::min(ceil_div(live, block_size) + 1, whole);
 }
 
+KVCacheLayout KVCacheLayout::latent(const KVCacheSpec& spec, std::int64_t num_blocks) {
+  return {{num_blocks, spec.block_size, spec.head_size}, {0, 1, 2}, spec.dtype};
+}
+
 KVCacheLayout KVCacheLayout::flash(const KVCacheSpec& spec, std::int64_t num_blocks,
                                    KVCacheOrder order) {
   if (spec.page_size_padded != 0 && spec.page_size_bytes() == spec.page_size_padded) {

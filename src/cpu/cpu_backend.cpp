@@ -43,24 +43,11 @@ struct CpuAttention {
   static std::string_view name() { return kName; }
 
   static BackendCapabilities capabilities() {
-    BackendCapabilities can;
-    can.device = DeviceType::cpu;
-    can.dtypes = {DType::f32, DType::f16, DType::bf16};
-    can.kv_cache_dtypes = {DType::f8e4m3, DType::f8e5m2};
+    BackendCapabilities can = cpu::capabilities_of_kernel();
     can.head_size_multiple = 8;
     can.max_head_size = 512;
-    can.different_head_size_v = true;
-    can.block_sizes = {{1, true}};
     can.attn_types = {AttnType::decoder, AttnType::encoder, AttnType::encoder_only,
                       AttnType::encoder_decoder};
-    can.sinks = true;
-    can.sliding_window = true;
-    can.soft_cap = true;
-    can.alibi = true;
-    can.custom_score = true;
-    can.non_causal = true;
-    can.lse = true;
-    can.batch_invariant = true;
     can.cascade = true;
     return can;
   }

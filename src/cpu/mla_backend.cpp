@@ -79,22 +79,9 @@ struct CpuMla {
 
   /// Any head sizes: those of the spec are the latent's, and the kernel's scratch grows with them.
   static BackendCapabilities capabilities() {
-    BackendCapabilities can;
-    can.device = DeviceType::cpu;
-    can.dtypes = {DType::f32, DType::f16, DType::bf16};
-    can.kv_cache_dtypes = {DType::f8e4m3, DType::f8e5m2};
-    can.different_head_size_v = true;
-    can.block_sizes = {{1, true}};
+    BackendCapabilities can = capabilities_of_kernel();
     can.attn_types = {AttnType::decoder};
     can.mla = true;
-    can.sinks = true;
-    can.sliding_window = true;
-    can.soft_cap = true;
-    can.alibi = true;
-    can.custom_score = true;
-    can.non_causal = true;
-    can.lse = true;
-    can.batch_invariant = true;
     return can;
   }
 
@@ -103,12 +90,10 @@ struct CpuMla {
   /// The capabilities say it all.
   static std::vector<std::string> validate(const SelectorConfig& /*config*/) { return {}; }
 
-  /// [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], in one order only.
+  /// In one order only.
   static KVCacheLayout kv_cache_layout(const KVCacheSpec& spec, std::int64_t num_blocks,
                                        KVCacheOrder /*order*/) {
-    return {.shape = {num_blocks, spec.block_size, spec.head_size},
-            .stride_order = {0, 1, 2},
-            .dtype = spec.dtype};
+    return KVCacheLayout::latent(spec, num_blocks);
   }
 
   static std::unique_ptr<AttentionMetadataBuilder> make_builder(const BuilderConfig& config) {

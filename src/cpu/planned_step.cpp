@@ -155,6 +155,24 @@ void write_rows_without_request(const AttentionCall& call, const CommonAttention
 
 }  // namespace
 
+BackendCapabilities capabilities_of_kernel() {
+  BackendCapabilities can;
+  can.device = DeviceType::cpu;
+  can.dtypes = {DType::f32, DType::f16, DType::bf16};
+  can.kv_cache_dtypes = {DType::f8e4m3, DType::f8e5m2};
+  can.different_head_size_v = true;
+  can.block_sizes = {{1, true}};
+  can.sinks = true;
+  can.sliding_window = true;
+  can.soft_cap = true;
+  can.alibi = true;
+  can.custom_score = true;
+  can.non_causal = true;
+  can.lse = true;
+  can.batch_invariant = true;
+  return can;
+}
+
 Geometry geometry_of(const AttentionSpec& spec, bool paged) {
   if (spec.mla && !paged) {
     return {spec.num_heads, 1, spec.mla->qk_head_dim(), spec.mla->v_head_dim};

@@ -23,6 +23,9 @@ struct Geometry {
 /// of latents for all query heads in the cache, as many KV heads as query heads outside of it.
 Geometry geometry_of(const AttentionSpec& spec, bool paged);
 
+/// What the kernel can do, whichever backend runs it.
+BackendCapabilities capabilities_of_kernel();
+
 /// The workspace: partial outputs, their maxima and sums, then each thread's scratch.
 struct WorkspaceLayout {
   std::int64_t partial_rows = 0;  ///< Of all KV heads.

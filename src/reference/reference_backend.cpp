@@ -181,12 +181,10 @@ struct ReferenceMla {
 
   static std::vector<std::string> validate(const SelectorConfig& /*config*/) { return {}; }
 
-  /// [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim], in one order only.
+  /// In one order only.
   static KVCacheLayout kv_cache_layout(const KVCacheSpec& spec, std::int64_t num_blocks,
                                        KVCacheOrder /*order*/) {
-    return {.shape = {num_blocks, spec.block_size, spec.head_size},
-            .stride_order = {0, 1, 2},
-            .dtype = spec.dtype};
+    return KVCacheLayout::latent(spec, num_blocks);
   }
 
   static std::unique_ptr<AttentionMetadataBuilder> make_builder(const BuilderConfig& config) {
