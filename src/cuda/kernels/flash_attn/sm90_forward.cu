@@ -112,13 +112,15 @@ struct Rings {
   Ring<kStages> keys, values;
   Ring<kQueryStages> query;
   Ring<kWorkStages> work;
+  unsigned leave;  // To claim an item: a barrier, one phase an item that is nearly asked for.
 };
 
 __device__ __forceinline__ Rings rings(unsigned shared) {
   const Ring<kStages> keys{shared + kLayout.barriers};
   const Ring<kStages> values{keys.end()};
   const Ring<kQueryStages> query{values.end()};
-  return {keys, values, query, {query.end()}};
+  const Ring<kWorkStages> work{query.end()};
+  return {keys, values, query, work, work.end()};
 }
 
 /// What the producer tells the consumers of an item.
@@ -243,6 +245,9 @@ __device__ __forceinline__ void schedule(const ForwardParams& p, unsigned shared
   const unsigned total = items * p.num_kv_heads;
   for (Position<kWorkStages> work_at;; work_at.number += 1) {
     ring.work.wait_empty(work_at);
+    if (work_at.number > 0) {
+      ptx::mbarrier_wait(ring.leave, (work_at.number - 1) % 2);
+    }
     const unsigned number = uniform(leader ? next_work(p, total) : 0);
     if (leader) {
       if (number < total) {
@@ -258,8 +263,7 @@ __device__ __forceinline__ void schedule(const ForwardParams& p, unsigned shared
   }
 }
 
-/// The second: queries and keys. Gives leave to claim the next item; a block's
-/// second one needs none.
+/// The second: queries and keys. Gives leave to claim the next item.
 __device__ __forceinline__ void produce_keys(const ForwardParams& p,
                                              const ptx::TensorMap& query_map,
                                              const ptx::TensorMap& key_map, unsigned shared,
@@ -302,12 +306,13 @@ __device__ __forceinline__ void produce_keys(const ForwardParams& p,
     while (tile >= item.tile_begin + kClaimTiles) {
       load_next();
     }
-    if (work_at.number > 0) {
-      ring.work.release({work_at.number - 1});
+    if (lane == 0) {
+      ptx::mbarrier_arrive(ring.leave);
     }
     while (tile >= item.tile_begin) {
       load_next();
     }
+    ring.work.release(work_at);
   }
 }
 
@@ -696,6 +701,7 @@ extern "C" __global__ void __launch_bounds__(kShape.threads(), 1)
     ring.values.init(kConsumerWarps);
     ring.query.init(kConsumerWarps);
     ring.work.init(kConsumerWarps + 2);
+    ptx::mbarrier_init(ring.leave, 1);
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensor_map(query_map);
     ptx::prefetch_tensor_map(key_map);

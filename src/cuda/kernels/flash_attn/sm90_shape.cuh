@@ -41,7 +41,7 @@ struct Sm90Layout {
   int values;  ///< Likewise.
   int key_bytes;
   int value_bytes;
-  int barriers;
+  int barriers;  ///< full and empty of each stage of four rings, and one more
   int works;  ///< [work_stages]
   int total;
 };
@@ -55,7 +55,7 @@ constexpr Sm90Layout sm90_layout(const Sm90Shape& s) {
   layout.values = layout.keys + s.stages * layout.key_bytes;
   layout.barriers = layout.values + s.stages * layout.value_bytes;
   const int rings = 2 * s.stages + s.query_stages + s.work_stages();
-  layout.works = (layout.barriers + 2 * rings * 8 + 15) / 16 * 16;
+  layout.works = (layout.barriers + (2 * rings + 1) * 8 + 15) / 16 * 16;
   layout.total = layout.works + s.work_stages() * s.work_bytes();
   return layout;
 }
