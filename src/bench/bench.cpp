@@ -32,6 +32,7 @@ AttentionBackendPtr choose(const Machine& machine, const Shape& shape, const Opt
 double tolerance(DType dtype) {
   switch (dtype) {
     case DType::bf16:
+    case DType::f8e4m3:  // Weights and output in 16 bits.
       return 0.03;
     case DType::f16:
       return 0.005;

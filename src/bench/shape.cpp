@@ -108,8 +108,8 @@ void check_options(const ShapeOptions& options) {
   }
   if (options.dtype) {
     check(*options.dtype == DType::f32 || *options.dtype == DType::f16 ||
-              *options.dtype == DType::bf16,
-          "dtype is {}, accepted are f32, f16, bf16", to_string(*options.dtype));
+              *options.dtype == DType::bf16 || *options.dtype == DType::f8e4m3,
+          "dtype is {}, accepted are f32, f16, bf16, f8e4m3", to_string(*options.dtype));
   }
 }
 
@@ -119,7 +119,12 @@ std::string contradiction(Kind kind, const ShapeOptions& options, DType dtype) {
     return "block_size is 0 (plain keys and values), cache-write needs a paged cache";
   }
   if (kind != Kind::naive) {
-    return {};
+    return options.block_size.value_or(1) == 0 && options.kv_cache_dtype.value_or(dtype) != dtype
+               ? fmt::format(
+                     "block_size is 0 (plain keys and values, which have the dtype), "
+                     "kv_cache_dtype is {}",
+                     to_string(*options.kv_cache_dtype))
+               : std::string();
   }
   if (options.block_size.value_or(0) != 0) {
     return fmt::format("block_size is {}, naive takes plain keys and values: 0",
@@ -135,6 +140,9 @@ std::string contradiction(Kind kind, const ShapeOptions& options, DType dtype) {
   }
   if (options.device == DeviceType::cpu && dtype != DType::f32) {
     return fmt::format("dtype is {}, naive on the CPU takes f32", to_string(dtype));
+  }
+  if (is_fp8(dtype)) {
+    return fmt::format("dtype is {}, naive takes f16 and bf16", to_string(dtype));
   }
   return {};
 }

@@ -37,6 +37,7 @@ struct Shape {
   DType dtype = DType::bf16;
   DType kv_cache_dtype = DType::bf16;
 
+  DType output_dtype() const { return is_fp8(dtype) ? DType::bf16 : dtype; }
   std::int64_t tokens() const { return batch * q_len; }
   AttentionSpec spec() const;
   /// 4 · visible pairs · heads · head size: two products of a multiply and an add.

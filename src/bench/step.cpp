@@ -108,9 +108,9 @@ Step::Step(Machine& machine, const Shape& shape, const AttentionBackend& backend
   query_numbers_ = &numbers.get(s_.dtype, kQuerySeed);
   const std::vector<std::int64_t> queries{s_.tokens(), s_.num_heads, s_.head_size};
   args_.query = random_tensor(*query_numbers_, queries);
-  args_.output =
-      TensorView(keep(s_.tokens() * s_.num_heads * s_.head_size * size_of(s_.dtype)).get(),
-                 s_.dtype, queries, machine_.device());
+  const DType output = s_.output_dtype();
+  args_.output = TensorView(keep(args_.query.numel() * size_of(output)).get(), output, queries,
+                            machine_.device());
 }
 
 std::shared_ptr<void> Step::keep(std::int64_t bytes) {
@@ -212,7 +212,8 @@ double Step::row_error(const SampledRow& row) const {
     }
   }
   // The output has the query's shape.
-  const std::int64_t element = size_of(s_.dtype);
+  const DType dtype = args_.output.dtype();
+  const std::int64_t element = size_of(dtype);
   std::vector<std::byte> bytes(static_cast<std::size_t>(size * element));
   machine_.copy(bytes.data(), args_.output.as<std::byte>() + row.query_at * element,
                 size * element);
@@ -220,7 +221,7 @@ double Step::row_error(const SampledRow& row) const {
   double norm = 0;
   for (std::int64_t i = 0; i < size; ++i) {
     const double right = expected[static_cast<std::size_t>(i)] / sum;
-    difference += std::pow(load_element(bytes.data(), s_.dtype, i) - right, 2);
+    difference += std::pow(load_element(bytes.data(), dtype, i) - right, 2);
     norm += std::pow(right, 2);
   }
   const double error = std::sqrt(difference / norm);

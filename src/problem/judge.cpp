@@ -123,6 +123,13 @@ std::int64_t visible_keys(const AttentionProblem& problem, const Request& reques
                                       : std::min(request.kv_len, window.left + 1 + right);
 }
 
+double weight_roundoff(DType query) {
+  if (is_fp8(query)) {
+    return unit_roundoff(DType::bf16);
+  }
+  return size_of(query) < 4 ? unit_roundoff(query) : 0.0;
+}
+
 /// Bounds of one row and head, as judge.h derives them; `weighted` is W and `number` o.
 struct RowBounds {
   RowBounds(const AttentionProblem& problem, const Request& request, const Magnitude& magnitude)
@@ -130,10 +137,14 @@ struct RowBounds {
         score(kUnit * (terms(problem.spec.head_size) * magnitude.product +
                        8.0 * (magnitude.product + magnitude.added + 1.0))),
         input(problem.inputs_rounded ? unit_roundoff(problem.spec.dtype) : 0.0),
-        weight(size_of(problem.spec.dtype) < 4 ? unit_roundoff(problem.spec.dtype) : 0.0),
+        weight(weight_roundoff(problem.spec.dtype)),
         rounding(unit_roundoff(problem.output_dtype())),
         subnormal(half_subnormal(problem.output_dtype())) {
     score += 2.0 * input * magnitude.product;
+    if (is_fp8(problem.spec.dtype)) {
+      score +=
+          0x1p-13 * static_cast<double>((problem.spec.head_size + 31) / 32) * magnitude.product;
+    }
   }
 
   double lse(double number) const { return score + sum + kUnit * (8.0 + 4.0 * std::abs(number)); }

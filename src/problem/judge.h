@@ -11,16 +11,19 @@
 //        that is the worst case in any order of adding; beyond, the bound that holds with near
 //        certainty when roundings are independent (Higham and Mary, 2019)
 //
+//   u_w  that of the weights, which are rounded to the query's dtype for the product with V: u_t,
+//        but 2⁻⁸ where the query is fp8, for weights then have 16 bits; 0 for f32
 //   A    |scale|·‖q‖·max‖k_j‖ ≥ |scale|·Σ|q_d·k_d|, by Cauchy and Schwarz
 //   B    what is added to scores: the largest |ALiBi bias|, |sink|; with a score_mod A again, for
 //        it is unknown (it must neither amplify errors nor be much larger than what it gets)
 //   δ    = u·(N(D)·A + 8·(A + B + 1)): error of a score and its exponential. The products are
 //        summed in float32; scaling, cap, bias, the change to base 2 and the subtraction of the
-//        maximum round a few times more, each relative to at most A + B
+//        maximum round a few times more, each relative to at most A + B. Where the query is fp8
+//        2⁻¹³·⌈D/32⌉·A more: the instructions of sm_90 add 32 products at a time, in 14 bits
 //
 //   LSE:    δ + u·(N(n) + 8) + 4u·|lse|
 //   output: u_o·|o|                final rounding; half the smallest subnormal where that is more
-//         + u_t·W                  weights in the query's dtype for the product with V; not for f32
+//         + u_w·W                  weights
 //         + 2·(e^δ − 1)·W          errors of the scores, in numerator and denominator
 //         + u·(2·N(n) + 16)·W      both sums, the exponential, the division, merging of splits
 //

@@ -20,7 +20,7 @@ bool stands_for_itself(int byte) {
 /// The bytes that a token's spelling stands for, or the spelling itself when it holds a character
 /// that is no stand-in.
 std::string bytes_of_spelling(const std::string& spelling) {
-  static const std::unordered_map<std::int32_t, char> kBytes = [] {
+  static const std::unordered_map<std::int32_t, char> spelled = [] {
     std::unordered_map<std::int32_t, char> bytes;
     std::int32_t next = 0x100;
     for (int byte = 0; byte < 256; ++byte) {
@@ -35,8 +35,8 @@ std::string bytes_of_spelling(const std::string& spelling) {
     const auto length =
         utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(spelling.data() + at),
                          static_cast<utf8proc_ssize_t>(rest), &code_point);
-    const auto found = length > 0 ? kBytes.find(code_point) : kBytes.end();
-    if (found == kBytes.end()) {
+    const auto found = length > 0 ? spelled.find(code_point) : spelled.end();
+    if (found == spelled.end()) {
       return spelling;
     }
     out += found->second;

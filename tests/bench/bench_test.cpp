@@ -115,7 +115,19 @@ TEST(BenchShapes, RefusalsNameTheArgument) {
                 o.seq_len = {1 << 20};
               }),
               HasSubstr("batch is 1048576"));
-  EXPECT_THAT(with([](auto& o) { o.dtype = DType::f8e4m3; }), HasSubstr("dtype is f8e4m3"));
+  EXPECT_THAT(with([](auto& o) { o.dtype = DType::f8e5m2; }), HasSubstr("dtype is f8e5m2"));
+  EXPECT_THAT(with([](auto& o) {
+                o.kinds = {Kind::naive};
+                o.device = DeviceType::cuda;
+                o.dtype = DType::f8e4m3;
+              }),
+              HasSubstr("naive takes f16 and bf16"));
+  EXPECT_THAT(with([](auto& o) {
+                o.kinds = {Kind::decode};
+                o.block_size = 0;
+                o.kv_cache_dtype = DType::f8e4m3;
+              }),
+              HasSubstr("block_size is 0"));
   EXPECT_THAT(with([](auto& o) {
                 o.kinds = {Kind::cache_write};
                 o.block_size = 0;

@@ -9,10 +9,12 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/flash_attn/kernels.h"
 #include "cuda/test_support.h"
+#include "foveal/error.h"
 
 namespace foveal::cuda::flash_attn {
 namespace {
@@ -48,6 +50,8 @@ std::vector<Layer> layers() {
   Layer fp8{.name = "fp8 cache", .spec = layer(32, 8, 128)};
   fp8.spec.kv_cache_dtype = DType::f8e4m3;
   layers.push_back(fp8);
+  layers.push_back({.name = "fp8 query: 32/8 of 128", .spec = layer(32, 8, 128, DType::f8e4m3)});
+  layers.push_back({.name = "fp8 query: 16/8 of 256", .spec = layer(16, 8, 256, DType::f8e4m3)});
   Layer window{.name = "window and sinks: 64/8 of 64", .spec = layer(64, 8, 64)};
   window.spec.window = Window::of_tokens(128);
   window.spec.sinks.assign(64, 0.5F);
@@ -107,7 +111,7 @@ TEST(FlashAttnTiles, Sm90WhereItServes) {
   const DeviceProperties device = hopper();
   for (const int size : {64, 96, 128, 192, 256}) {
     for (const int group : {1, 2, 4, 8, 16}) {
-      const HeadShape head{size, size, 2, 16, group};
+      const HeadShape head{size, size, 2, 2, 16, group};
       EXPECT_EQ(why_not_sm90(head, device), "");
       for (const std::int64_t queries : {17, 8192}) {
         const TileConfig tile = prefill_tile(head, queries, 0, device);
@@ -124,14 +128,32 @@ TEST(FlashAttnTiles, Sm90WhereItServes) {
       }
     }
   }
-  EXPECT_EQ(prefill_tile({64, 64, 2, 16, 3}, 64, 0, device).block_m(), 192);
+  // Caches in fp8, for queries of 16 bits and in fp8.
+  for (const int query_bytes : {1, 2}) {
+    for (const auto& [size, size_v] :
+         {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}}) {
+      const HeadShape head{size, size_v, query_bytes, 1, 16, 4};
+      if (query_bytes == 2 && size == 256) {
+        EXPECT_THAT(why_not_sm90(head, device), HasSubstr("fp8"));
+        continue;
+      }
+      EXPECT_EQ(why_not_sm90(head, device), "") << size;
+      const TileConfig tile = prefill_tile(head, 8192, 0, device);
+      EXPECT_TRUE(tile.is_sm90());
+      EXPECT_EQ(decode_tile(head, 1, device).is_sm90(), query_bytes == 1);
+      if (query_bytes == 2) {
+        EXPECT_LE(without_bulk_copies(tile, head).shared_bytes(head), device.shared_bytes_per_block)
+            << size;
+      }
+    }
+  }
+  EXPECT_EQ(prefill_tile({64, 64, 2, 2, 16, 3}, 64, 0, device).block_m(), 192);
   DeviceProperties ampere = device;
   ampere.compute_capability = 80;
-  EXPECT_THAT(why_not_sm90({128, 128, 2, 16, 4}, ampere), HasSubstr("capability is 80"));
-  EXPECT_THAT(why_not_sm90({128, 128, 1, 16, 4}, device), HasSubstr("fp8"));
-  EXPECT_THAT(why_not_sm90({80, 80, 2, 16, 4}, device), HasSubstr("a head size is 80"));
-  EXPECT_THAT(why_not_sm90({128, 128, 2, 16, 5}, device), HasSubstr("5 query heads"));
-  EXPECT_FALSE(prefill_tile({128, 128, 2, 16, 5}, 64, 0, device).is_sm90());
+  EXPECT_THAT(why_not_sm90({128, 128, 2, 2, 16, 4}, ampere), HasSubstr("capability is 80"));
+  EXPECT_THAT(why_not_sm90({80, 80, 2, 2, 16, 4}, device), HasSubstr("a head size is 80"));
+  EXPECT_THAT(why_not_sm90({128, 128, 2, 2, 16, 5}, device), HasSubstr("5 query heads"));
+  EXPECT_FALSE(prefill_tile({128, 128, 2, 2, 16, 5}, 64, 0, device).is_sm90());
 }
 
 TEST(FlashAttnTiles, KernelsForTensorsThatTheCopyEngineCannotRead) {
@@ -160,6 +182,10 @@ TEST_P(FlashAttnKeys, CompileWithoutSpills) {
   std::vector<const Layer*> owners;
   const std::vector<Layer> table = layers();
   for (const Layer& l : table) {
+    if (is_fp8(l.spec.dtype) && arch != "sm_90a") {
+      EXPECT_THROW(keys_for_model(l.spec, l.block_size, arch), Error) << l.name;
+      continue;
+    }
     for (KernelKey& key : keys_for_model(l.spec, l.block_size, arch)) {
       if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
         keys.push_back(std::move(key));

@@ -133,7 +133,7 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--head-size", shapes.head_size, "Of queries, keys and values")
       ->transform(length());
   command->add_option("--dtype", options->dtype,
-                      "f32, f16 or bf16; by default f32 on the CPU, bf16 on a GPU");
+                      "f32, f16, bf16 or f8e4m3; by default f32 on the CPU, bf16 on a GPU");
   command->add_option("--kv-cache-dtype", options->kv_cache_dtype,
                       "auto (the dtype), f8e4m3, f8e5m2, …");
   command

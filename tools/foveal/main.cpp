@@ -74,7 +74,7 @@ int run(CLI::App& app, int argc, char** argv, const int& exit_code) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   occupy_standard_streams();
   // stdout carries results only.
   spdlog::set_default_logger(spdlog::stderr_color_mt("foveal"));
@@ -99,4 +99,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   return status;
+} catch (...) {  // Commands report their errors themselves.
+  std::fputs("foveal: could not start\n", stderr);
+  return 1;
 }

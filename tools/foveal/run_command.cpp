@@ -44,7 +44,7 @@ struct Verdict {
 
 /// "case.bf16.splits8.safetensors" in a folder, or the path itself when it names a file.
 std::filesystem::path result_path(const std::string& out, const Verdict& verdict) {
-  const std::filesystem::path path(out);
+  std::filesystem::path path(out);
   if (path.extension() == ".safetensors") {
     return path;
   }

@@ -50,14 +50,17 @@ FlashBuilder::FlashBuilder(const BuilderConfig& config)
     metadata.pages_per_block = static_cast<int>(config.block_size / kernel_block_size(config));
   }
   const HeadShape head = head_shape(spec, metadata.page_size);
-  if (config.flash_attn_version == 3) {
+  if (config.flash_attn_version == 3 || is_fp8(spec.dtype)) {
     const std::string reason = why_not_sm90(head, device_);
     if (!reason.empty()) {
       fail(ErrorCode::unsupported,
-           "BuilderConfig: flash_attn_version is 3, which cannot serve this: {}; 0 chooses",
-           reason);
+           "BuilderConfig: flash_attn_version 3 was {}, which cannot serve this: {}; {}",
+           config.flash_attn_version == 3 ? "asked for" : "needed for a query in fp8", reason,
+           is_fp8(spec.dtype) ? "convert the query to f16 or bf16" : "0 chooses");
     }
   }
+  check(!is_fp8(spec.dtype) || config.flash_attn_version != 2,
+        "BuilderConfig: flash_attn_version is 2, a query in fp8 needs 3; 0 chooses");
   for (const TileConfig& tile :
        {decode_tile(head, 1, device_),
         prefill_tile(head, config.max_num_tokens, config.flash_attn_version, device_)}) {
@@ -107,7 +110,7 @@ void FlashBuilder::choose_kernel(ClassPlan& plan, const FlashMetadata& metadata,
   auto found = kernels_.find(plan.variant);
   if (found == kernels_.end()) {
     const Kernel& kernel = forward_kernel(plan.variant, metadata.device);
-    const int blocks = max_active_blocks_per_sm(kernel.function, tile.threads(),
+    const int blocks = max_active_blocks_per_sm(kernel.function, tile.threads(plan.variant.head),
                                                 tile.shared_bytes(plan.variant.head));
     check(blocks > 0, "the tile of {} does not fit on {}", kernel.name, device_.name);
     const ReadyKernel ready{&kernel, blocks * device_.sm_count};
@@ -252,8 +255,8 @@ AttentionMetadataPtr FlashBuilder::plan(std::int64_t common_prefix_len,
     }
     if (prefix > 0) {
       const std::int64_t rows = common.num_actual_tokens * spec.num_heads;
-      p.output =
-          take(metadata->workspace_size, rows * spec.value_head_size() * size_of(spec.dtype));
+      p.output = take(metadata->workspace_size,
+                      rows * spec.value_head_size() * size_of(output_dtype(spec)));
       p.lse = take(metadata->workspace_size, rows * 4);
     }
   }

@@ -1,12 +1,14 @@
 // FLASH_ATTN: attention on CUDA devices from compute capability 8.0 on.
 
-#include <array>
+#include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "core/builtin_backends.h"
 #include "cuda/driver.h"
 #include "cuda/flash_attn/builder.h"
+#include "cuda/flash_attn/heuristics.h"
 #include "cuda/flash_attn/impl.h"
 
 namespace foveal {
@@ -29,7 +31,7 @@ struct FlashAttn {
     BackendCapabilities can;
     can.device = DeviceType::cuda;
     can.min_compute_capability = 80;
-    can.dtypes = {DType::f16, DType::bf16};
+    can.dtypes = {DType::f16, DType::bf16, DType::f8e4m3};
     can.kv_cache_dtypes = {DType::f8e4m3, DType::f8e5m2};
     can.head_size_multiple = 8;
     can.max_head_size = 256;
@@ -49,11 +51,32 @@ struct FlashAttn {
     return can;
   }
 
-  static std::vector<std::string> validate(const SelectorConfig& /*config*/) {
+  static std::vector<std::string> validate(const SelectorConfig& config) {
+    std::vector<std::string> reasons;
     if (!available()) {
-      return {unavailable_reason()};
+      reasons.push_back(unavailable_reason());
     }
-    return {};
+    if (config.dtype == DType::f8e4m3) {
+      // The group is not known here; the builder looks at it.
+      DeviceProperties device;
+      device.compute_capability = config.compute_capability;
+      device.shared_bytes_per_block = std::numeric_limits<int>::max();
+      const auto size = static_cast<int>(config.head_size);
+      const std::int64_t size_v = config.head_size_v > 0 ? config.head_size_v : size;
+      const std::string reason = why_not_sm90({.head_size = size,
+                                               .head_size_v = static_cast<int>(size_v),
+                                               .query_bytes = 1,
+                                               .cache_bytes = 1},
+                                              device);
+      if (!reason.empty()) {
+        reasons.push_back("dtype is f8e4m3, and " + reason);
+      }
+      if (config.kv_cache_dtype.value_or(config.dtype) != config.dtype) {
+        reasons.push_back("kv_cache_dtype is " + std::string(to_string(*config.kv_cache_dtype)) +
+                          ", with dtype f8e4m3 it must be the same");
+      }
+    }
+    return reasons;
   }
 
   static KVCacheLayout kv_cache_layout(const KVCacheSpec& spec, std::int64_t num_blocks,

@@ -41,12 +41,22 @@ TileConfig sm90_tile(const HeadShape& head, std::int64_t max_query_len) {
   // Two warpgroups have registers for scores of 128 keys, outputs of 128 columns and weights; the
   // outputs of 64 columns leave room for three.
   TileConfig tile{.block_n = 128, .stages = 2, .warpgroups = 2, .query_stages = 2};
+  const bool widens = head.cache_bytes == 1;
+  const bool widens_keys = widens && head.query_bytes == 2;
   if (widest(head) <= 64) {
     // With few rows the larger tile is mostly empty.
-    tile.warpgroups = max_query_len * head.group <= 1536 ? 2 : 3;
+    tile.warpgroups = widens || max_query_len * head.group <= 1536 ? 2 : 3;
   } else if (widest(head) > 128) {
     tile.query_stages = 1;  // What the shared memory holds.
     tile.block_n = head.head_size_v <= 128 ? 128 : widest(head) <= 192 ? 96 : 64;
+    if (widens) {
+      tile.block_n = head.head_size_v > 192 ? 80 : head.head_size_v > 128 ? 96 : 128;
+      if (widens_keys) {
+        tile.block_n = head.head_size_v <= 128 ? 80 : 64;
+      }
+    }
+  } else if (widens_keys) {
+    tile.query_stages = 1;
   }
   return tile;
 }
@@ -58,8 +68,8 @@ std::string why_not_sm90(const HeadShape& head, const DeviceProperties& device) 
     return fmt::format("the device's compute capability is {}, it must be 90",
                        device.compute_capability);
   }
-  if (head.cache_bytes != 2) {
-    return "the cache is in fp8";
+  if (head.cache_bytes < head.query_bytes && widest(head) > 192) {
+    return "the cache is in fp8 and a head size is 256";
   }
   for (const int size : {head.head_size, head.head_size_v}) {
     if (size != 64 && size != 96 && size != 128 && size != 192 && size != 256) {
@@ -116,6 +126,9 @@ TileConfig prefill_tile(const HeadShape& head, std::int64_t max_query_len, int v
 
 TileConfig decode_tile(const HeadShape& head, std::int64_t max_query_len,
                        const DeviceProperties& device) {
+  if (head.query_bytes == 1) {
+    return sm90_tile(head, max_query_len);
+  }
   // Bound by memory: what counts is bytes in flight, about 40 KiB an SM at least.
   TileConfig tile{.row_tiles = 1,
                   .warps_m = 1,

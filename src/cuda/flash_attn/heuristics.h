@@ -14,7 +14,8 @@ namespace foveal::cuda::flash_attn {
 struct HeadShape {
   int head_size = 0;
   int head_size_v = 0;
-  int cache_bytes = 2;  ///< Of an element.
+  int query_bytes = 2;  ///< Of an element…
+  int cache_bytes = 2;  ///< …and of keys and values as they come.
   int page_size = 0;    ///< 0: plain keys and values.
   int group = 1;
 
@@ -42,11 +43,14 @@ struct TileConfig {
             warps_m,        warps_n,          block_n,          stages};
   }
   Sm90Shape sm90_shape(const HeadShape& head) const {
-    return {head.head_size, head.head_size_v, head.page_size, warpgroups,
-            block_n,        query_stages,     stages};
+    return {head.head_size,   head.head_size_v, head.query_bytes,
+            head.cache_bytes, head.page_size,   warpgroups,
+            block_n,          query_stages,     stages};
   }
   int block_m() const { return is_sm90() ? 64 * warpgroups : 16 * row_tiles * warps_m; }
-  int threads() const { return is_sm90() ? 128 * (warpgroups + 1) : 32 * warps_m * warps_n; }
+  int threads(const HeadShape& head) const {
+    return is_sm90() ? sm90_shape(head).threads() : 32 * warps_m * warps_n;
+  }
   int shared_bytes(const HeadShape& head) const {
     return is_sm90() ? sm90_layout(sm90_shape(head)).total : shared_layout(shape(head)).total;
   }
@@ -65,7 +69,7 @@ std::string why_not_sm90(const HeadShape& head, const DeviceProperties& device);
 TileConfig without_bulk_copies(const TileConfig& tile, const HeadShape& head);
 
 /// For requests with few rows (decode): a tile holds all of them, the warps share the keys.
-/// `max_query_len` is the step's.
+/// `max_query_len` is the step's. Queries in fp8 have the kernel of sm_90a here too.
 TileConfig decode_tile(const HeadShape& head, std::int64_t max_query_len,
                        const DeviceProperties& device);
 

@@ -17,8 +17,9 @@ constexpr float kLog2E = std::numbers::log2e_v<float>;
 
 /// From the accumulator of query · key to the score; a query or cache in fp8 holds value / scale.
 float score_scale(const AttentionSpec& spec, bool paged) {
-  const bool fp8_keys = paged && is_fp8(spec.cache_dtype());
-  return spec.softmax_scale() * (fp8_keys ? spec.scales.k : 1.0F);
+  const bool fp8_keys = is_fp8(paged ? spec.cache_dtype() : spec.dtype);
+  return spec.softmax_scale() * (is_fp8(spec.dtype) ? spec.scales.q : 1.0F) *
+         (fp8_keys ? spec.scales.k : 1.0F);
 }
 
 bool same_strides(const CacheView& a, const CacheView& b) {
@@ -29,9 +30,13 @@ bool same_strides(const CacheView& a, const CacheView& b) {
 
 FlashImpl::FlashImpl(const AttentionSpec& spec) : AttentionImpl(kName, spec) {
   const bool head_values = !spec.alibi_slopes.empty() || !spec.sinks.empty();
-  if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) {
-    fail(ErrorCode::unsupported, "dtype is {}, {} takes f16 and bf16", to_string(spec.dtype),
-         kName);
+  if (spec.dtype != DType::f16 && spec.dtype != DType::bf16 && spec.dtype != DType::f8e4m3) {
+    fail(ErrorCode::unsupported, "dtype is {}, {} takes f16, bf16 and f8e4m3",
+         to_string(spec.dtype), kName);
+  }
+  if (is_fp8(spec.dtype) && spec.cache_dtype() != spec.dtype) {
+    fail(ErrorCode::unsupported, "kv_cache_dtype is {}, with a query in {} {} takes the same",
+         to_string(spec.cache_dtype()), to_string(spec.dtype), kName);
   }
   if (spec.cache_dtype() != spec.dtype && !is_fp8(spec.cache_dtype())) {
     fail(ErrorCode::unsupported,
@@ -97,7 +102,7 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
   params.scale = score_scale(layer, paged) * kLog2E;
   params.inverse_scale = 1.0F / params.scale;
   params.soft_cap = layer.logits_soft_cap * kLog2E;
-  params.value_scale = paged && is_fp8(layer.cache_dtype()) ? layer.scales.v : 1.0F;
+  params.value_scale = is_fp8(paged ? layer.cache_dtype() : layer.dtype) ? layer.scales.v : 1.0F;
   params.window_left = window_bound(layer.window.left);
   params.window_right = pass.causal ? 0 : window_bound(layer.window.right);
   params.key_begin = pass.key_begin;
@@ -112,12 +117,17 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
     }
     ForwardVariant variant = forward_variant(layer, pass.causal, metadata.page_size,
                                              metadata.pages_per_block, plan.variant.tile);
+    variant.output_dtype = args.output.dtype();
     variant.sinks = sinks;
     variant.cache_vector_bytes = static_cast<int>(std::min(vector_bytes(key), vector_bytes(value)));
     variant.row_vector_bytes =
         static_cast<int>(std::min(vector_bytes(args.query), vector_bytes(args.output)));
     if (variant.tile.is_sm90() && !(copies_in_bulk(args.query) && copies_in_bulk(key) &&
                                     copies_in_bulk(value) && vector_bytes(args.output) == 16)) {
+      check(!is_fp8(layer.dtype),
+            "query is {}, key {}, value {} and output {}: with a query in fp8 their addresses and "
+            "strides must be multiples of 16 bytes",
+            args.query.describe(), key.describe(), value.describe(), args.output.describe());
       variant.tile = without_bulk_copies(variant.tile, variant.head);
     }
     if (variant.tile.is_sm90()) {
@@ -133,7 +143,7 @@ void FlashImpl::run_pass(const ForwardArgs& args, const FlashMetadata& metadata,
     found.config = {
         .grid = {static_cast<unsigned>(plan.max_items), static_cast<unsigned>(layer.num_kv_heads),
                  1},
-        .block = {static_cast<unsigned>(variant.tile.threads()), 1, 1},
+        .block = {static_cast<unsigned>(variant.tile.threads(variant.head)), 1, 1},
         .dynamic_shared_bytes = static_cast<unsigned>(variant.tile.shared_bytes(variant.head)),
         .stream = stream};
     if (variant.tile.is_sm90()) {
@@ -193,7 +203,7 @@ void FlashImpl::do_forward(const ForwardArgs& args, const AttentionMetadata& met
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Pass& pass = plan.passes[i];
     ForwardArgs part = args;
-    part.output = TensorView(workspace + pass.output, spec().dtype,
+    part.output = TensorView(workspace + pass.output, args.output.dtype(),
                              {rows, spec().num_heads, spec().value_head_size()}, device);
     part.lse = TensorView(workspace + pass.lse, DType::f32, {spec().num_heads, rows}, device);
     run_pass(part, plan, pass, workspace, context.stream);

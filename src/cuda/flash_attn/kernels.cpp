@@ -74,6 +74,8 @@ KernelKey forward_key(const ForwardVariant& v, const std::string& arch) {
   key.entry = "flash_forward";
   key.arch = arch;
   key.set("kQueryType", v.dtype)
+      .set("kCacheType", v.cache_dtype)
+      .set("kOutputType", v.output_dtype)
       .set("kHeadSize", v.head.head_size)
       .set("kHeadSizeV", v.head.head_size_v)
       .set("kGroup", v.head.group)
@@ -95,8 +97,7 @@ KernelKey forward_key(const ForwardVariant& v, const std::string& arch) {
     return key;
   }
   key.source = "flash_attn/sm80_forward.cu";
-  key.set("kCacheType", v.cache_dtype)
-      .set("kCacheVectorBytes", v.cache_vector_bytes)
+  key.set("kCacheVectorBytes", v.cache_vector_bytes)
       .set("kJointAddresses", v.joint_addresses)
       .set("kRowTiles", v.tile.row_tiles)
       .set("kWarpsM", v.tile.warps_m)
@@ -165,15 +166,21 @@ const Kernel& plan_kernel(int device) {
 HeadShape head_shape(const AttentionSpec& spec, std::int64_t page_size) {
   return {.head_size = static_cast<int>(spec.head_size),
           .head_size_v = static_cast<int>(spec.value_head_size()),
+          .query_bytes = static_cast<int>(size_of(spec.dtype)),
           .cache_bytes = static_cast<int>(size_of(page_size > 0 ? spec.cache_dtype() : spec.dtype)),
           .page_size = static_cast<int>(page_size),
           .group = static_cast<int>(spec.group_size())};
+}
+
+DType output_dtype(const AttentionSpec& spec) {
+  return is_fp8(spec.dtype) ? DType::bf16 : spec.dtype;
 }
 
 ForwardVariant forward_variant(const AttentionSpec& spec, bool causal, std::int64_t page_size,
                                int pages_per_block, const TileConfig& tile) {
   return {.dtype = spec.dtype,
           .cache_dtype = page_size > 0 ? spec.cache_dtype() : spec.dtype,
+          .output_dtype = output_dtype(spec),
           .head = head_shape(spec, page_size),
           .pages_per_block = pages_per_block,
           .left_bound = spec.window.left >= 0,
@@ -192,6 +199,12 @@ std::vector<KernelKey> keys_for_model(const AttentionSpec& spec, std::int64_t bl
   const std::int64_t page_size = spec.uses_cache() ? block_size : 0;
   const bool causal = spec.attn_type == AttnType::decoder;
   const HeadShape head = head_shape(spec, page_size);
+  if (is_fp8(spec.dtype)) {
+    const std::string reason = why_not_sm90(head, limits);
+    if (!reason.empty()) {
+      fail(ErrorCode::unsupported, "dtype is {}, and {}", to_string(spec.dtype), reason);
+    }
+  }
   std::set<TileConfig> tiles;
   for (const std::int64_t queries : {1, 8192}) {
     tiles.insert(prefill_tile(head, queries, 0, limits));
@@ -212,8 +225,8 @@ std::vector<KernelKey> keys_for_model(const AttentionSpec& spec, std::int64_t bl
   }
   for (const bool sinks : {false, true}) {
     if (!sinks || !spec.sinks.empty()) {
-      keys.push_back(
-          merge_key({.dtype = spec.dtype, .head_size_v = head.head_size_v, .sinks = sinks}, arch));
+      keys.push_back(merge_key(
+          {.dtype = output_dtype(spec), .head_size_v = head.head_size_v, .sinks = sinks}, arch));
     }
   }
   return keys;

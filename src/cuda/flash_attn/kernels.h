@@ -16,6 +16,7 @@ namespace foveal::cuda::flash_attn {
 struct ForwardVariant {
   DType dtype = DType::bf16;
   DType cache_dtype = DType::bf16;
+  DType output_dtype = DType::bf16;
   HeadShape head;
   int pages_per_block = 1;  ///< Blocks of the kernel in one of the cache manager.
   bool left_bound = false;
@@ -64,6 +65,9 @@ const Kernel& plan_kernel(int device);
 
 /// Query heads of a layer with ALiBi or sinks: their values travel as kernel parameters.
 inline constexpr int kMaxHeadValues = 256;
+
+/// What a query in fp8 is answered in by default; another's output has its own dtype.
+DType output_dtype(const AttentionSpec& spec);
 
 /// The variant of a layer whose tensors are aligned to 16 bytes. `page_size` 0: plain keys.
 ForwardVariant forward_variant(const AttentionSpec& spec, bool causal, std::int64_t page_size,

@@ -40,9 +40,11 @@ void reshape_and_cache(const TensorView& key, const TensorView& value, const KVC
   check(key.device().type == DeviceType::cuda, "key is {}, it must be on a CUDA device", key);
   const DType dtype = key.dtype();
   const DType cache_dtype = kv_cache.key.dtype();
-  if (dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::f32) {
-    fail(ErrorCode::unsupported, "key is {}, reshape_and_cache of {} writes f16, bf16 and f32",
-         key.describe(), kName);
+  if (dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::f32 && dtype != cache_dtype) {
+    fail(
+        ErrorCode::unsupported,
+        "key is {}, reshape_and_cache of {} writes f16, bf16, f32 and what is in the cache's dtype",
+        key.describe(), kName);
   }
   const std::int64_t rows = slot_mapping.size(0);
   if (rows == 0) {

@@ -5,12 +5,23 @@
 namespace foveal::cuda::flash_attn {
 namespace {
 
-constexpr std::uint32_t kBoxElements = 64;  // 128 bytes, a row of the swizzle.
+constexpr std::int64_t kBoxBytes = 128;  // A row of the swizzle.
+
+TensorMapType type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return TensorMapType::f16;
+    case DType::bf16:
+      return TensorMapType::bf16;
+    default:
+      return TensorMapType::u8;
+  }
+}
 
 /// `heads` and `tokens` are what a box has of each.
 TensorMap map_of(const TensorView& tensor, int heads, int tokens) {
   TensorMapSpec spec;
-  spec.type = tensor.dtype() == DType::f16 ? TensorMapType::f16 : TensorMapType::bf16;
+  spec.type = type_of(tensor.dtype());
   spec.rank = 4;
   spec.address = const_cast<void*>(tensor.data());
   spec.swizzle = TensorMapSwizzle::bytes128;
@@ -29,8 +40,8 @@ TensorMap map_of(const TensorView& tensor, int heads, int tokens) {
           static_cast<std::uint64_t>(tensor.stride(dim) * size_of(tensor.dtype()));
     }
   }
-  spec.box = {kBoxElements, static_cast<std::uint32_t>(heads), static_cast<std::uint32_t>(tokens),
-              1, 1};
+  spec.box = {static_cast<std::uint32_t>(kBoxBytes / size_of(tensor.dtype())),
+              static_cast<std::uint32_t>(heads), static_cast<std::uint32_t>(tokens), 1, 1};
   return encode_tiled(spec);
 }
 

@@ -43,20 +43,21 @@ struct Bits<32> {
   };
 };
 
-__device__ __forceinline__ void write_row(Cache* to, const Source* from, int size, float scale) {
-  using From = Bits<kVector* static_cast<int>(sizeof(Source))>::type;
-  using To = Bits<kVector* static_cast<int>(sizeof(Cache))>::type;
+template <typename C, typename S>
+__device__ __forceinline__ void write_row(C* to, const S* from, int size, float scale) {
+  using From = Bits<kVector* static_cast<int>(sizeof(S))>::type;
+  using To = Bits<kVector* static_cast<int>(sizeof(C))>::type;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = lane * kVector; i < size; i += 32 * kVector) {
     const From in = *reinterpret_cast<const From*>(from + i);
     To out;
-    if constexpr (kQueryType == kCacheType) {
+    if constexpr (sizeof(S) == sizeof(C)) {  // The same type, then.
       out = reinterpret_cast<const To&>(in);
     } else {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
-        reinterpret_cast<Cache*>(&out)[e] =
-            ptx::from_float<Cache>(ptx::to_float(reinterpret_cast<const Source*>(&in)[e]) / scale);
+        reinterpret_cast<C*>(&out)[e] =
+            ptx::from_float<C>(ptx::to_float(reinterpret_cast<const S*>(&in)[e]) / scale);
       }
     }
     *reinterpret_cast<To*>(to + i) = out;

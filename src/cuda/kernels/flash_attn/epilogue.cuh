@@ -14,7 +14,7 @@
 
 namespace flash_attn {
 
-using Output = tile::TypeOf<kQueryType>::type;
+using Output = tile::TypeOf<kOutputType>::type;
 
 /// What becomes of a row at its end: the factor that normalises its output, and its log-sum-exp.
 struct RowEnd {

@@ -7,17 +7,28 @@ namespace foveal::cuda::flash_attn {
 struct Sm90Shape {
   int head_size;
   int head_size_v;
-  int page_size;   ///< Tokens of a block of the cache; 0: keys and values are plain.
-  int warpgroups;  ///< Of 64 query rows each.
-  int block_n;     ///< Keys of a tile.
+  int query_bytes;  ///< Of an element.
+  int cache_bytes;  ///< Of keys and values as they come.
+  int page_size;    ///< Tokens of a block of the cache; 0: keys and values are plain.
+  int warpgroups;   ///< Of 64 query rows each.
+  int block_n;      ///< Keys of a tile.
   int query_stages;
-  int stages;      ///< Tiles of keys, and of values, in flight or in use.
+  int stages;  ///< Tiles of keys, and of values, in flight or in use.
 
   constexpr int block_m() const { return 64 * warpgroups; }
-  constexpr int threads() const { return 128 * (warpgroups + 1); }
-  /// A row of a tile is cut into pieces of 64 elements, 128 bytes, each with a tile of its own.
-  constexpr int chunks() const { return (head_size + 63) / 64; }
-  constexpr int chunks_v() const { return (head_size_v + 63) / 64; }
+  /// Keys are multiplied in the query's type; values in 16 bits, for products of fp8 are not added
+  /// up in float32.
+  constexpr bool widens_keys() const { return cache_bytes < query_bytes; }
+  constexpr bool widens_values() const { return cache_bytes == 1; }
+  /// Warps that widen: four of another warpgroup, or, where the outputs leave no registers for more
+  /// threads, one of the producers'.
+  constexpr int wideners() const {
+    if (!widens_values()) return 0;
+    return head_size_v <= 192 ? 4 : 1;
+  }
+  constexpr int threads() const { return 128 * (warpgroups + (wideners() == 4 ? 2 : 1)); }
+  /// A row of a tile is cut into pieces of 128 bytes, each with a tile of its own.
+  static constexpr int chunks(int bytes) { return (bytes + 127) / 128; }
   static constexpr int work_stages() { return 2; }
   static constexpr int work_bytes() { return 112; }
   /// Tokens that one copy brings: they must lie in one block of the cache.
@@ -36,25 +47,35 @@ struct Sm90Shape {
 
 /// Offsets in dynamic shared memory; tiles begin at multiples of 1024 bytes.
 struct Sm90Layout {
-  int query;   ///< [stage][chunk][block_m][64]
-  int keys;    ///< [stage][chunk][block_n][64]
-  int values;  ///< Likewise.
-  int key_bytes;
+  int query;   ///< [stage][chunk][block_m][128 bytes]
+  int keys;    ///< [stage][chunk][block_n][128 bytes]
+  int values;  ///< Likewise; and, where they are widened, as they come:
+  int raw_keys;
+  int raw_values;
+  int key_bytes;  ///< Of a stage.
   int value_bytes;
-  int barriers;  ///< full and empty of each stage of four rings, and one more
-  int works;  ///< [work_stages]
+  int raw_key_bytes;
+  int raw_value_bytes;
+  int barriers;  ///< full and empty of each stage of six rings, and one more
+  int works;     ///< [work_stages]
   int total;
 };
 
 constexpr Sm90Layout sm90_layout(const Sm90Shape& s) {
   Sm90Layout layout{};
   layout.query = 0;
-  layout.keys = s.query_stages * s.chunks() * s.block_m() * 128;
-  layout.key_bytes = s.chunks() * s.block_n * 128;
-  layout.value_bytes = s.chunks_v() * s.block_n * 128;
+  layout.keys = s.query_stages * s.chunks(s.head_size * s.query_bytes) * s.block_m() * 128;
+  layout.key_bytes = s.chunks(s.head_size * s.query_bytes) * s.block_n * 128;
+  layout.value_bytes = s.chunks(s.head_size_v * 2) * s.block_n * 128;
+  layout.raw_key_bytes =
+      s.widens_keys() ? s.chunks(s.head_size * s.cache_bytes) * s.block_n * 128 : 0;
+  layout.raw_value_bytes =
+      s.widens_values() ? s.chunks(s.head_size_v * s.cache_bytes) * s.block_n * 128 : 0;
   layout.values = layout.keys + s.stages * layout.key_bytes;
-  layout.barriers = layout.values + s.stages * layout.value_bytes;
-  const int rings = 2 * s.stages + s.query_stages + s.work_stages();
+  layout.raw_keys = layout.values + s.stages * layout.value_bytes;
+  layout.raw_values = layout.raw_keys + s.stages * layout.raw_key_bytes;
+  layout.barriers = layout.raw_values + s.stages * layout.raw_value_bytes;
+  const int rings = 4 * s.stages + s.query_stages + s.work_stages();
   layout.works = (layout.barriers + (2 * rings + 1) * 8 + 15) / 16 * 16;
   layout.total = layout.works + s.work_stages() * s.work_bytes();
   return layout;

@@ -153,6 +153,37 @@ __device__ __forceinline__ void widen_even_odd(unsigned (&result)[2], unsigned f
   result[1] = widen_pair<T, F8>(four);
 }
 
+namespace detail {
+
+/// Two packed 8-bit values to packed f16, by an instruction of sm_89 and later.
+__device__ __forceinline__ unsigned to_f16_pair(f8e4m3, unsigned short two) {
+  unsigned result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(two));
+  return result;
+}
+__device__ __forceinline__ unsigned to_f16_pair(f8e5m2, unsigned short two) {
+  unsigned result;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(result) : "h"(two));
+  return result;
+}
+
+__device__ __forceinline__ unsigned from_f16_pair(f16, unsigned pair) { return pair; }
+__device__ __forceinline__ unsigned from_f16_pair(bf16, unsigned pair) {
+  return pack<bf16>(to_float(f16{static_cast<unsigned short>(pair)}),
+                    to_float(f16{static_cast<unsigned short>(pair >> 16)}));
+}
+
+}  // namespace detail
+
+/// Four 8-bit values as two registers of packed T, in order, exactly (sm_89 and later).
+template <typename T, typename F8>
+__device__ __forceinline__ uint2 widen_sm89(unsigned four) {
+  const auto half = [](unsigned two) {
+    return detail::from_f16_pair(T{}, detail::to_f16_pair(F8{}, static_cast<unsigned short>(two)));
+  };
+  return {half(four), half(four >> 16)};
+}
+
 /// One float to an 8-bit type: nearest even, finite values saturated at the largest. By bits, since
 /// sm_80 has no instruction for it.
 template <int kExponentBits, int kMantissaBits, unsigned kLargest, unsigned kInfinity,

@@ -12,4 +12,19 @@ __device__ __forceinline__ int4 load_global(const int4* source) {
   return result;
 }
 
+/// 16 bytes of shared memory, by address.
+__device__ __forceinline__ uint4 load_shared(unsigned address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared(unsigned address, const uint4& value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
 }  // namespace ptx
