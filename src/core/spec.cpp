@@ -94,9 +94,12 @@ void AttentionSpec::validate() const {
   check(window.left >= -1 && window.right >= -1 && window.left < kWidest && window.right < kWidest,
         "AttentionSpec: window is ({}, {}), each side must be in [0, {}), or -1 for unlimited",
         window.left, window.right, kWidest);
-  check(logits_soft_cap >= 0.0F && std::isfinite(logits_soft_cap),
-        "AttentionSpec: logits_soft_cap is {}, it must be positive, or 0 to turn it off",
-        logits_soft_cap);
+  // Below, score / cap would leave the range of float32.
+  constexpr float kLeastSoftCap = 1e-30F;
+  check(logits_soft_cap == 0.0F ||
+            (logits_soft_cap >= kLeastSoftCap && std::isfinite(logits_soft_cap)),
+        "AttentionSpec: logits_soft_cap is {}, it must be {} at least, or 0 to turn it off",
+        logits_soft_cap, kLeastSoftCap);
   check_per_head(alibi_slopes, "alibi_slopes", num_heads);
   check_per_head(sinks, "sinks", num_heads);
   check(alibi_slopes.empty() || !score_mod,

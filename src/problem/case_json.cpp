@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 #include "core/index.h"
-#include "core/json_depth.h"
+#include "core/json_text.h"
 #include "problem/json_value.h"
 #include "problem/problem_file.h"
 #include "problem/spec_json.h"
@@ -304,15 +304,7 @@ void append_case(const nlohmann::json& json, const std::string& where, std::int6
 }  // namespace
 
 std::vector<FileProblem> parse_cases(std::string_view text, const std::string& file) {
-  if (nests_deeper_than(text, kMaxJsonDepth)) {
-    fail(ErrorCode::io, "{} nests deeper than {} levels", file, kMaxJsonDepth);
-  }
-  nlohmann::json json;
-  try {
-    json = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorCode::io, "{} is not JSON: {}", file, error.what());
-  }
+  const nlohmann::json json = parse_json(text, file);
   std::vector<FileProblem> problems;
   std::int64_t budget = kMaxCaseNumbers;
   if (!json.is_array()) {

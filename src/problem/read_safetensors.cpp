@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/convert.h"
 #include "core/index.h"
-#include "core/json_depth.h"
+#include "core/json_text.h"
 #include "problem/problem_file.h"
 #include "problem/spec_json.h"
 #include "serving/safetensors.h"
@@ -115,15 +115,7 @@ void read_spec(const Reader& reader, AttentionProblem& problem, bool& has_block_
   const auto found = reader.file().metadata().find("spec");
   const std::string text = found == reader.file().metadata().end() ? "{}" : found->second;
   const std::string where = fmt::format("{}: __metadata__.spec", reader.file().name());
-  if (nests_deeper_than(text, kMaxJsonDepth)) {
-    fail(ErrorCode::io, "{} nests deeper than {} levels", where, kMaxJsonDepth);
-  }
-  nlohmann::json json;
-  try {
-    json = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorCode::io, "{} is not JSON: {}", where, error.what());
-  }
+  const nlohmann::json json = parse_json(text, where);
   const JsonValue spec(json, where);
   spec.only({"name", "scale", "causal", "attn_type", "window", "logits_soft_cap", "q_scale",
              "k_scale", "v_scale", "kv_cache_dtype", "block_size", "common_prefix_len"});

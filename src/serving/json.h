@@ -6,19 +6,16 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "core/json_depth.h"
+#include "core/json_text.h"
 #include "serving/mapped_file.h"
 
 namespace foveal::serving {
 
 /// Parses a JSON object; throws io naming the file when the text is no such thing.
 inline nlohmann::json parse_json_object(std::string_view text, const std::string& file) {
-  if (nests_deeper_than(text, kMaxJsonDepth)) {
-    fail(ErrorCode::io, "{}: nests deeper than {} levels", file, kMaxJsonDepth);
-  }
-  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json json = parse_json(text, file);
   if (!json.is_object()) {
-    fail(ErrorCode::io, "{}: is not a JSON object, or malformed JSON", file);
+    fail(ErrorCode::io, "{} is JSON, but no object", file);
   }
   return json;
 }

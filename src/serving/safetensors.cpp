@@ -6,7 +6,6 @@
 #include <array>
 #include <fstream>
 #include <limits>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -117,30 +116,6 @@ Entry read_entry(const std::string& file, const std::string& name, const nlohman
   return entry;
 }
 
-nlohmann::json parse_header(std::string_view text, const std::string& file) {
-  // The parser would silently keep the last of two equal keys.
-  std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    if (event == nlohmann::json::parse_event_t::object_start) {
-      keys.emplace_back();
-    } else if (event == nlohmann::json::parse_event_t::object_end) {
-      keys.pop_back();
-    } else if (event == nlohmann::json::parse_event_t::key &&
-               !keys.back().insert(value.get<std::string>()).second) {
-      fail(ErrorCode::io, "{}: header has the key {} twice", file, describe_json(value));
-    }
-    return true;
-  };
-  if (nests_deeper_than(text, kMaxJsonDepth)) {
-    fail(ErrorCode::io, "{}: header nests deeper than {} levels", file, kMaxJsonDepth);
-  }
-  nlohmann::json header = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
-  if (!header.is_object()) {
-    fail(ErrorCode::io, "{}: header is malformed JSON or no object", file);
-  }
-  return header;
-}
-
 }  // namespace
 
 bool is_safetensors(std::span<const std::byte> bytes) {
@@ -160,7 +135,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     fail(ErrorCode::io, "{}: header length is {}, must be at most {}", name(), header_bytes,
          kMaxHeaderBytes);
   }
-  const nlohmann::json header = parse_header(reader.take_string(header_bytes, "header"), name());
+  const nlohmann::json header =
+      parse_json_object(reader.take_string(header_bytes, "header"), name() + ": header");
   const auto data = file_.bytes().subspan(reader.offset());
 
   std::vector<std::pair<std::string, Entry>> entries;

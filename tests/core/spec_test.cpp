@@ -62,6 +62,7 @@ TEST(AttentionSpec, RefusesContradictions) {
     s.window = {-1, std::numeric_limits<std::int64_t>::max()};
   });
   refuses("logits_soft_cap is -1", [](AttentionSpec& s) { s.logits_soft_cap = -1.0F; });
+  refuses("logits_soft_cap is 1e-39", [](AttentionSpec& s) { s.logits_soft_cap = 1e-39F; });
   refuses("alibi_slopes has 3 entries, it must have num_heads = 8", [](AttentionSpec& s) {
     s.alibi_slopes = {1, 2, 3};
   });

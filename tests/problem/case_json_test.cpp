@@ -155,6 +155,12 @@ TEST(CaseJson, RefusesWhatIsNotJson) {
   EXPECT_TRUE(parse_cases("[]", "file.json").empty());
 }
 
+TEST(CaseJson, HasEachKeyOnce) {
+  expect_error(
+      ErrorCode::io, [] { parse_cases(R"([{"name": "a", "name": "b"}])", "file.json"); },
+      "the key \"name\" twice");
+}
+
 TEST(CaseJson, NestsNoDeeperThanItMust) {
   const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
   expect_error(

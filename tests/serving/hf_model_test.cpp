@@ -194,7 +194,7 @@ TEST_F(HfModelTest, RefusesContradictions) {
   refuse("vocab_size", 6, "tensor model.embed_tokens.weight has shape [5, 8], must be [6, 8]");
   refuse("rms_norm_eps", "x", "rms_norm_eps is \"x\"");
   folder_.write("config.json", "{\"model_type\":");
-  expect_refused(ErrorCode::io, {"config.json", "malformed"});
+  expect_refused(ErrorCode::io, {"config.json", "is not JSON"});
   write_config(tiny_config());
   tensors_.add("model.norm.weight", {8}, 0, DType::i64);
   write_weights();
