@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from array import array as _c_array
-from typing import Any, Union
 
 from . import _foveal
 
-Array = Any
-"""An array of NumPy, PyTorch, JAX, CuPy, or another with DLPack or a buffer."""
-DType = Any
-"""A dtype by name ("bfloat16"), or of NumPy, ml_dtypes or PyTorch."""
-Stream = Union[None, int, Any]
-"""A CUDA stream: its number, or a stream object; None is the current one of the array's framework."""
+TYPE_CHECKING = False  # Type checkers take it for True; importing typing takes longer than all of this.
+if TYPE_CHECKING:
+    from typing import Any, Union
+
+    Array = Any
+    """An array of NumPy, PyTorch, JAX, CuPy, or another with DLPack or a buffer."""
+    DType = Any
+    """A dtype by name ("bfloat16"), or of NumPy, ml_dtypes or PyTorch."""
+    Stream = Union[None, int, Any]
+    """A CUDA stream: its number, or a stream object; None is the current one of the array's framework."""
 
 
 class Described:
@@ -89,7 +91,9 @@ def finish(like: Described, result: Array) -> Array:
 def int32(like: Described, values: list[int]) -> Array:
     """A vector of metadata on like's device."""
     if like.device == "cpu":
-        return _c_array("i", values)
+        from array import array
+
+        return array("i", values)
     value = like.array
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from typing import Any, Optional, Union
+from _thread import _local  # threading.local, without the rest of threading.
 
 from . import _arrays, _foveal
-from ._arrays import Array, Described, Stream
+from ._arrays import Described
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Union
+
+    from ._arrays import Array, Stream
 
 _KEPT = 64
 
 
-class _Kept(threading.local):
+class _Kept(_local):
     """What was selected and made for recent calls of this thread: a builder plans in memory of its own, so no other thread's step may meet it."""
 
     def __init__(self) -> None:
-        self.entries: OrderedDict[Any, tuple[Any, ...]] = OrderedDict()
+        self.entries: dict[Any, tuple[Any, ...]] = {}
 
     def get(self, members: tuple[tuple[str, Any], ...], device: str, stream: int, causal: bool, block_size: int, num_blocks: int) -> tuple[Any, ...]:
         key = (members, device, stream, causal, block_size, num_blocks)
-        found = self.entries.get(key)
+        found = self.entries.pop(key, None)
         if found is None:
             spec = _foveal.Spec(**dict(members))
             backend = _foveal.select(spec, device=device, causal=causal, needs_lse=True, block_size=block_size if num_blocks else None)
             builder = backend.make_builder(spec, block_size, num_blocks, device=device, stream=stream)
             found = (spec, backend, builder, backend.make_layer(spec))
-            self.entries[key] = found
-            while len(self.entries) > _KEPT:
-                self.entries.popitem(last=False)
-        else:
-            self.entries.move_to_end(key)
+            if len(self.entries) >= _KEPT:
+                del self.entries[next(iter(self.entries))]  # The one not used for longest.
+        self.entries[key] = found
         return found
 
 

@@ -1,6 +1,7 @@
 // The calls of every layer in every step: what they cost beside the C call is measured by
 // python/tests/bench_overhead.py.
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -95,6 +96,29 @@ nb::object forward(const Layer& layer, nb::handle query, nb::handle kv, nb::hand
   run(&plan,
       [&] { return foveal_layer_forward(layer.handle.get(), &args, plan.handle.get(), &context); });
   return nb::borrow(output);
+}
+
+/// Seconds of one C call, for python/tests/bench_overhead.py: the same call in a loop.
+double time_forward(const Layer& layer, nb::handle query, nb::handle kv_cache, nb::handle metadata,
+                    nb::handle output, std::int64_t calls) {
+  CallStream stream{nb::none()};
+  Metadata& plan = to_metadata(metadata);
+  const KVCache& cache = to_kv_cache(kv_cache, false);
+  const Tensor q("query", query, Access::kRead, stream);
+  const Tensor out("output", output, Access::kWrite, stream);
+  foveal_forward_args args{};
+  args.struct_size = sizeof args;
+  args.query = q;
+  args.output = out;
+  args.key_cache = &cache.key.tensor;
+  args.value_cache = &cache.value.tensor;
+  const foveal_context context = context_of(stream);
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::int64_t i = 0; i < calls; ++i) {
+    check(foveal_layer_forward(layer.handle.get(), &args, plan.handle.get(), &context));
+  }
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  return taken.count() / static_cast<double>(calls);
 }
 
 void update_mla_kv_cache(const MlaLayer& layer, nb::handle latent, nb::handle key_rope,
@@ -288,6 +312,7 @@ void bind_layers(nb::module_& module) {
   module.def("_merge_attn_states", &merge_attn_states, nb::arg("output").none(),
              nb::arg("lse").none(), nb::arg("a_output").none(), nb::arg("a_lse").none(),
              nb::arg("b_output").none(), nb::arg("b_lse").none(), nb::arg("stream").none());
+  module.def("_time_forward", &time_forward);
   module.def("_describe", &describe, nb::arg("name"), nb::arg("array").none());
 }
 

@@ -57,7 +57,7 @@ class StepTensor {
         std::make_unique<std::int64_t[]>((static_cast<std::size_t>(count) * bytes + 7) / 8 + 1);
     const auto* from = static_cast<const char*>(view_.data) + view_.byte_offset;
     auto* to = reinterpret_cast<char*>(memory.get());
-    for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t r = 0; count > 0 && r < rows; ++r) {  // Rows of nothing may be 2^40.
       const char* row = from + r * row_stride * static_cast<std::int64_t>(bytes);
       if (stride == 1) {
         std::memcpy(to, row, static_cast<std::size_t>(columns) * bytes);

@@ -93,6 +93,15 @@ def test_buffers_and_read_only_inputs():
     np.testing.assert_array_equal(foveal.attention(Q, K[:, ::-1], K[:, ::-1]), foveal.attention(Q, K[:, ::-1].copy(), K[:, ::-1].copy()))
 
 
+def test_views_of_nothing_are_not_walked():
+    """2^50 rows of no columns, by broadcasting: refused at once."""
+    endless = np.broadcast_to(np.zeros((1, 0), np.int32), (1 << 50, 0))
+    with pytest.raises(ValueError, match="block_table"):
+        foveal.paged_attention(Q[0], CACHE, *STEP, endless)
+    with pytest.raises(ValueError, match="block_table has more than"):
+        foveal.paged_attention(Q[0], CACHE, *STEP, np.broadcast_to(np.zeros((1, 1), np.int32), (1 << 50, 1)))
+
+
 def test_a_buffer_is_not_resized_while_it_is_held():
     memory = np.zeros((4, 2, 16, 2, 8), np.float32)
     cache = foveal.select(foveal.Spec(num_heads=4, num_kv_heads=2, head_size=8, dtype="f32")).kv_cache(
