@@ -58,7 +58,7 @@ def _members(query: Described, num_kv_heads: int, head_size_v: int, cache_dtype:
         "dtype": query.dtype, "kv_cache_dtype": None if cache_dtype == query.dtype else cache_dtype, "scale": scale,
         "window": _numbers("window", window), "logits_soft_cap": logits_soft_cap, "alibi_slopes": _numbers("alibi_slopes", alibi_slopes),
         "sinks": _numbers("sinks", sinks), **rest,
-    }  # fmt: skip
+    }
     for name in ("scale", "logits_soft_cap", "k_scale", "v_scale"):
         value = members.get(name)
         if value is not None and not isinstance(value, (int, float)):
@@ -96,7 +96,7 @@ def attention(
     query: Array, key: Array, value: Array, *, causal: bool = False, scale: Optional[float] = None,
     window: Union[None, int, tuple[int, int]] = None, logits_soft_cap: Optional[float] = None, alibi_slopes: Any = None, sinks: Any = None,
     out: Optional[Array] = None, return_lse: bool = False, stream: Stream = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Attention of dense batches.
 
     query: [batch, queries, num_heads, head_size]; key: [batch, keys, num_kv_heads, head_size]; value: [batch, keys, num_kv_heads, head_size_v],
@@ -130,10 +130,10 @@ def attention(
     plan = builder.build(
         _arrays.int32(q, starts), _arrays.int32(q, [keys] * at_once), key_start_loc=_arrays.int32(q, key_starts), causal=causal,
         num_actual_tokens=queries * at_once, max_query_len=queries, max_seq_len=keys,
-    )  # fmt: skip
+    )
     lse = _arrays.empty(q, (heads, batch * queries), "float32") if return_lse else None
     if joined:
-        rows = lambda d, a: a.reshape((d.shape[0] * d.shape[1], *d.shape[2:]))  # noqa: E731
+        rows = lambda d, a: a.reshape((d.shape[0] * d.shape[1], *d.shape[2:]))
         layer.forward(rows(q, q.view), (rows(k, k.view), rows(v, v.view)), plan, output.reshape((batch * queries, heads, v.shape[3])), lse, stream)
     else:
         for b in range(batch):
@@ -148,7 +148,7 @@ def varlen_attention(
     scale: Optional[float] = None, window: Union[None, int, tuple[int, int]] = None, logits_soft_cap: Optional[float] = None, alibi_slopes: Any = None,
     sinks: Any = None, max_query_len: Optional[int] = None, max_seq_len: Optional[int] = None, out: Optional[Array] = None, return_lse: bool = False,
     stream: Stream = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Attention of sequences of different lengths, packed one behind the other.
 
     query: [T, num_heads, head_size]; key: [keys, num_kv_heads, head_size]; value: [keys, num_kv_heads, head_size_v].
@@ -179,7 +179,7 @@ def varlen_attention(
     plan = builder.build(
         query_start_loc, lens, key_start_loc=key_starts, causal=causal, num_actual_tokens=q.shape[0], max_query_len=max_query_len,
         max_seq_len=max_seq_len,
-    )  # fmt: skip
+    )
     layer.forward(query, (key, value), plan, output, lse, stream)
     output = output if out is not None else _arrays.finish(q, output)
     return (output, _arrays.finish(q, lse)) if return_lse else output
@@ -191,7 +191,7 @@ def paged_attention(
     sinks: Any = None, k_scale: Optional[float] = None, v_scale: Optional[float] = None, common_prefix_len: int = 0,
     max_query_len: Optional[int] = None, max_seq_len: Optional[int] = None, out: Optional[Array] = None, return_lse: bool = False,
     stream: Stream = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Attention of one step over a paged KV cache.
 
     query: [T, num_heads, head_size]. kv_cache: [num_blocks, 2, block_size, num_kv_heads, head_size], or (key_cache, value_cache) of
@@ -231,7 +231,7 @@ def paged_attention(
     plan = builder.build(
         query_start_loc, seq_lens, block_table=block_table, causal=causal, common_prefix_len=common_prefix_len, num_actual_tokens=q.shape[0],
         max_query_len=max_query_len, max_seq_len=max_seq_len,
-    )  # fmt: skip
+    )
     layer.forward(query, backend.kv_cache(spec, kv_cache) if cache is None else cache, plan, output, lse, stream)
     output = output if out is not None else _arrays.finish(q, output)
     return (output, _arrays.finish(q, lse)) if return_lse else output
@@ -239,7 +239,7 @@ def paged_attention(
 
 def merge_states(
     a: Array, a_lse: Array, b: Array, b_lse: Array, *, out: Optional[Array] = None, out_lse: Optional[Array] = None, stream: Stream = None,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Merges two partial attentions of the same queries over disjoint keys.
 
     a, b: outputs [T, num_heads, head_size_v]; a_lse, b_lse: their log-sum-exps, float32 [num_heads, T]; an LSE of -inf or +inf marks an empty

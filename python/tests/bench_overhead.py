@@ -33,7 +33,7 @@ def measure(name, array, device="cpu", dtype="float32"):
     update = microseconds(lambda: layer.update_kv_cache(key, key, cache, slots))
     build = microseconds(lambda: builder.build(starts, lens, block_table=table, slot_mapping=slots, **sizes))
     print(f"{name:12} forward {forward - nothing:6.2f}  its C call {in_c:6.2f}  overhead {forward - nothing - in_c:6.2f}"
-          f"   update_kv_cache {update - nothing:6.2f}   build {build - nothing:6.2f}")  # fmt: skip
+          f"   update_kv_cache {update - nothing:6.2f}   build {build - nothing:6.2f}")
 
 
 if __name__ == "__main__":
@@ -45,5 +45,5 @@ if __name__ == "__main__":
     else:
         measure("PyTorch", torch.from_numpy)
         if torch.cuda.is_available():
-            half = lambda x: torch.from_numpy(x).to("cuda", torch.float16 if x.dtype == np.float32 else None)  # noqa: E731
+            half = lambda x: torch.from_numpy(x).to("cuda", torch.float16 if x.dtype == np.float32 else None)
             measure("PyTorch CUDA", half, "cuda:0", "float16")

@@ -81,7 +81,7 @@ def test_torch_paged_engine_on_cuda():
     memory = torch.zeros(backend.kv_cache_layout(spec, 16, 4).shape, dtype=torch.float16, device="cuda")
     cache, layer = backend.kv_cache(spec, memory), backend.make_layer(spec)
     builder = backend.make_builder(spec, 16, 4, device=torch.device("cuda:0"))
-    ints = lambda x, t=torch.int32: torch.tensor(x, dtype=t, device="cuda")  # noqa: E731
+    ints = lambda x, t=torch.int32: torch.tensor(x, dtype=t, device="cuda")
     k, v, q = (torch.from_numpy(x[0]).to("cuda", torch.float16) for x in (K, V, Q))
     slots = ints([32 + i for i in range(9)], torch.int64)
     layer.update_kv_cache(k, v, cache, slots)

@@ -79,7 +79,7 @@ class Fuzzer:
                 "return_lse": self.some(True, False, False, self.odd()),
             }.items()
             if value is not None
-        }  # fmt: skip
+        }
 
     def start(self):
         return self.some(0, 0, 2, 3, 4, -1, (1 << 31) - 1)
@@ -110,7 +110,7 @@ class Fuzzer:
         members = self.random.choice([
             {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "dtype": "f32"},
             {"num_heads": 2, "num_kv_heads": 1, "head_size": 20, "head_size_v": 16, "scale": 0.5, "dtype": "f32", "mla": (16, 8, 4, 6)},
-        ])  # fmt: skip
+        ])
         changed = self.random.choice(list(members) + ["window", "sinks", "attn_type", "kv_cache_dtype", "k_scale", "kv_sharing_target", "what"])
         if self.random.random() < (0.1 if self.calm else 0.5):
             members[changed] = self.some(self.odd(), self.integer(), "bf16", "encoder", "fp8", 2.0)
@@ -134,7 +134,7 @@ class Fuzzer:
             "key_start_loc": self.some(None, None, self.starts()), "common_prefix_len": self.some(0, 0, 0, 16, self.integer()),
             "max_query_len": self.some(None, None, self.integer()), "max_seq_len": self.some(None, None, self.integer()),
             "num_actual_tokens": self.some(None, None, self.integer()),
-        }  # fmt: skip
+        }
         self.keep("metadata", self.object_of("builder").build(self.starts(), self.lens(), **keywords))
 
     def cache(self):
@@ -163,7 +163,7 @@ class Fuzzer:
             )
 
     def functions(self):
-        dense = lambda heads: self.array(2, 3, heads, 8, dtype=np.float32)  # noqa: E731
+        dense = lambda heads: self.array(2, 3, heads, 8, dtype=np.float32)
         self.one_of(
             lambda: foveal.attention(dense(4), dense(2), dense(2), out=self.some(None, None, dense(4)), **self.options()),
             lambda: foveal.varlen_attention(self.rows(4), self.rows(2), self.rows(2), self.starts(), self.some(None, self.starts()), **self.options()),

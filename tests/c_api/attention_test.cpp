@@ -280,6 +280,72 @@ TEST_F(PagedStep, OtherBlocksAndOtherQuestions) {
   EXPECT_FALSE(cascade);
 }
 
+/// What EqualsCxxWithEveryMemberOfTheSpec leaves out: ALiBi, an fp8 cache and its two scales.
+TEST_F(PagedStep, Fp8CachesAndAlibi) {
+  const std::vector<float> slopes{0.5F, 0.25F, 0.125F, 1.0F};
+  spec.kv_cache_dtype = FOVEAL_F8E4M3;
+  spec.k_scale = 2.0F;
+  spec.v_scale = 0.5F;
+  spec.alibi_slopes = slopes.data();
+  spec.num_alibi_slopes = 4;
+  const auto run_c = [&](const Tensor<std::uint8_t>& cache_of_call) {
+    EXPECT_OK(
+        foveal_backend_kv_cache_views(backend, &spec, 16, cache_of_call, &key_cache, &value_cache));
+    const BuilderHandle builder = make_builder();
+    MetadataHandle plan;
+    EXPECT_OK(foveal_builder_build(builder, 0, &step, false, &plan));
+    LayerHandle layer;
+    EXPECT_OK(foveal_backend_make_layer(backend, &spec, &layer));
+    EXPECT_OK(foveal_layer_update_kv_cache(layer, key, value, &key_cache.tensor,
+                                           &value_cache.tensor, slot_mapping, nullptr));
+    const foveal_forward_args call = args();
+    EXPECT_OK(foveal_layer_forward(layer, &call, plan, nullptr));
+  };
+  const Tensor<std::uint8_t> fp8{FOVEAL_F8E4M3, {kBlocks, 2, 16, 2, 8}};
+  run_c(fp8);
+
+  AttentionSpec cxx;
+  cxx.num_heads = 4;
+  cxx.num_kv_heads = 2;
+  cxx.head_size = 8;
+  cxx.dtype = DType::f32;
+  cxx.kv_cache_dtype = DType::f8e4m3;
+  cxx.scales = {.q = 1.0F, .k = 2.0F, .v = 0.5F};
+  cxx.alibi_slopes = slopes;
+  std::vector<std::uint8_t> memory(fp8.data.size());
+  const KVCacheView views =
+      KVCacheView::from_blocks_first({memory.data(), DType::f8e4m3, {kBlocks, 2, 16, 2, 8}});
+  CommonAttentionMetadata common;
+  common.num_reqs = 2;
+  common.num_actual_tokens = kTokens;
+  common.max_query_len = 5;
+  common.max_seq_len = 20;
+  common.query_start_loc = {query_start_loc.data.data(), DType::i32, {3}};
+  common.seq_lens = {seq_lens.data.data(), DType::i32, {2}};
+  common.block_table = {block_table.data.data(), DType::i32, {2, 2}};
+  common.slot_mapping = {slot_mapping.data.data(), DType::i64, {kTokens}};
+  const AttentionBackendPtr cpu = BackendRegistry::global().get("CPU_ATTN");
+  const auto builder = cpu->make_builder({.spec = cxx, .block_size = 16, .num_blocks = kBlocks});
+  const auto plan = builder->build(0, common);
+  const auto layer = cpu->make_impl(cxx);
+  layer->update_kv_cache(view_of(key), view_of(value), views, common.slot_mapping);
+  const auto expected = floats({kTokens, 4, 8});
+  layer->forward({.query = view_of(query), .kv_cache = views, .output = view_of(expected)}, *plan);
+  EXPECT_EQ(fp8.data, memory);
+  EXPECT_EQ(output.data, expected.data);
+
+  const Tensor<std::uint8_t> other{FOVEAL_F8E4M3, {kBlocks, 2, 16, 2, 8}};
+  EXPECT_OK(foveal_backend_kv_cache_views(backend, &spec, 16, other, &key_cache, &value_cache));
+  ASSERT_OK(foveal_reshape_and_cache(key, value, &key_cache.tensor, &value_cache.tensor,
+                                     slot_mapping, 2.0F, 0.5F, nullptr));
+  EXPECT_EQ(other.data, memory);
+  // The scales and slopes matter.
+  spec.v_scale = 1.0F;
+  spec.num_alibi_slopes = 0;
+  run_c(other);
+  EXPECT_NE(output.data, expected.data);
+}
+
 /// A row that sees only key 0: its output is that value.
 TEST_F(PagedStep, ScoresAndMasksOfTheCaller) {
   std::int64_t only_key = 0;
