@@ -94,6 +94,7 @@ class PagedStep : public ::testing::Test {
     common.seq_lens = {seq_lens.data.data(), DType::i32, {2}};
     common.block_table = {block_table.data.data(), DType::i32, {2, 2}};
     common.slot_mapping = {slot_mapping.data.data(), DType::i64, {kTokens}};
+    common.causal = !step.non_causal;
     const AttentionBackendPtr cpu = BackendRegistry::global().get("CPU_ATTN");
     const auto builder = cpu->make_builder({.spec = cxx, .block_size = 16, .num_blocks = kBlocks});
     const auto plan = builder->build(0, common);
@@ -140,7 +141,8 @@ TEST_F(PagedStep, EqualsCxxWithEveryMemberOfTheSpec) {
   const std::vector<float> sinks{0.5F, -1.0F, 2.0F, 0.0F};
   spec.scale = 0.7F;
   spec.window_left = 6;
-  spec.window_right = 0;
+  spec.window_right = 1;
+  step.non_causal = true;  // Or the right side of the window would not matter.
   spec.logits_soft_cap = 3.0F;
   spec.sinks = sinks.data();
   spec.num_sinks = 4;
