@@ -33,6 +33,7 @@
 #include "foveal/export.h"
 #include "foveal/version.h"
 
+/* NOLINTBEGIN(readability-identifier-naming): names are C's. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -518,5 +519,6 @@ FOVEAL_API foveal_status foveal_load_kernel_pack(const char* path);
 #ifdef __cplusplus
 }
 #endif
+/* NOLINTEND(readability-identifier-naming) */
 
 #endif /* FOVEAL_FOVEAL_C_H_ */

@@ -12,6 +12,7 @@
 // What the opaque handles hold. Each keeps alive what it was made from, so that handles may be
 // destroyed in any order; members are destroyed from the last to the first.
 
+// NOLINTBEGIN(readability-identifier-naming): names are C's.
 struct foveal_backend {
   foveal::AttentionBackendPtr backend;
   std::string name;
@@ -47,3 +48,4 @@ struct foveal_layer {
   std::unique_ptr<foveal::AttentionImpl> impl;
   std::unique_ptr<foveal::MlaAttentionImpl> mla;
 };
+// NOLINTEND(readability-identifier-naming)
