@@ -63,6 +63,14 @@ def test_transposed_heads_and_out(joined):
         np.testing.assert_allclose(lse[b], expected_lse, **F32)
 
 
+def test_only_the_output_is_transposed():
+    """Its rows of all batches are not one view: a reshape would write to a copy."""
+    q, k, v = naive.random(1, 2, 5, 4, 8), naive.random(2, 2, 9, 2, 8), naive.random(3, 2, 9, 2, 8)
+    out = np.zeros((2, 4, 5, 8), np.float32).transpose(0, 2, 1, 3)
+    foveal.attention(q, k, v, out=out)
+    np.testing.assert_array_equal(out, foveal.attention(q, k, v))
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float16, 2e-3), (ml_dtypes.bfloat16, 2e-2)])
 def test_half_precisions(dtype, bound):
     """NumPy has no bfloat16 of its own: ml_dtypes' is read."""
