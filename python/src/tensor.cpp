@@ -99,6 +99,46 @@ std::optional<std::pair<DLDataType, const char*>> ml_dtype(nb::handle array) {
   return std::nullopt;
 }
 
+/// The array's DLPack capsule, made behind the work of the call's stream.
+nb::object export_capsule(nb::handle array, CallStream& stream) {
+  nb::object stream_argument = nb::none();
+  const nb::object device = array.attr("__dlpack_device__")();
+  if (nb::cast<int>(nb::int_(device[0])) == kDLCUDA) {
+    if (!stream.known()) {
+      const std::string module = text_of(array.type().attr("__module__"));
+      void* current = nullptr;
+      if (module.rfind("cupy", 0) == 0) {
+        const nb::object cupy = nb::module_::import_("cupy");
+        current = to_stream(cupy.attr("cuda").attr("get_current_stream")()).value_or(nullptr);
+      }
+      stream.set(current);
+    }
+    // DLPack's number of the default stream is 1.
+    const auto number = reinterpret_cast<std::uintptr_t>(stream.get());
+    stream_argument = nb::int_(number == 0 ? 1 : number);
+  }
+  const nb::object exporter = array.attr("__dlpack__");
+  try {
+    return exporter(nb::arg("stream") = stream_argument,
+                    nb::arg("max_version") = nb::make_tuple(1, 1));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) {
+      throw;
+    }
+    return exporter(nb::arg("stream") = stream_argument);  // A producer of before 1.0.
+  }
+}
+
+/// What an array's own framework said when it was asked for its memory.
+[[noreturn]] void refuse(const char* name, nb::python_error& error) {
+  if (!error.matches(PyExc_Exception)) {
+    throw nb::python_error(error);  // KeyboardInterrupt and the like.
+  }
+  const std::string text = text_of(error.value());
+  raise(PyExc_ValueError,
+        std::string(name) + " cannot be read: " + text.substr(0, text.find('\n')));
+}
+
 [[noreturn]] void refuse_read_only(const char* name) {
   raise(PyExc_ValueError, std::string(name) + " is read-only, it must be writable");
 }
@@ -119,7 +159,7 @@ Tensor::Tensor(const char* name, nb::handle array, Access access, CallStream& st
   const Reader& reader = reader_of(array);
   switch (reader.kind) {
     case Kind::kExchange:
-      read_exchange(array, *reader.table, stream, hold);
+      read_exchange(name, array, *reader.table, stream, hold);
       break;
     case Kind::kBuffer:
       read_buffer(name, array, access);
@@ -147,8 +187,8 @@ Tensor::~Tensor() {
   }
 }
 
-void Tensor::read_exchange(nb::handle array, const ExchangeTable& table, CallStream& stream,
-                           bool hold) {
+void Tensor::read_exchange(const char* name, nb::handle array, const ExchangeTable& table,
+                           CallStream& stream, bool hold) {
   int failed = 0;
   if (!hold && table.dltensor_from_py_object != nullptr) {
     failed = table.dltensor_from_py_object(array.ptr(), &view_);
@@ -159,7 +199,8 @@ void Tensor::read_exchange(nb::handle array, const ExchangeTable& table, CallStr
     }
   }
   if (failed != 0) {
-    throw nb::python_error();
+    nb::python_error error;  // Takes it away.
+    refuse(name, error);
   }
   if (is_cuda(view_.device) && !stream.known() && table.current_work_stream != nullptr) {
     void* current = nullptr;
@@ -225,32 +266,11 @@ void Tensor::read_dlpack(const char* name, nb::handle array, Access access, Call
   if (access == Access::kWrite && text_of(array.type().attr("__module__")).rfind("jax", 0) == 0) {
     raise(PyExc_ValueError, std::string(name) + " is a JAX array, which cannot be written");
   }
-  nb::object stream_argument = nb::none();
-  const nb::object device = array.attr("__dlpack_device__")();
-  if (nb::cast<int>(nb::int_(device[0])) == kDLCUDA) {
-    if (!stream.known()) {
-      const std::string module = text_of(array.type().attr("__module__"));
-      void* current = nullptr;
-      if (module.rfind("cupy", 0) == 0) {
-        const nb::object cupy = nb::module_::import_("cupy");
-        current = to_stream(cupy.attr("cuda").attr("get_current_stream")()).value_or(nullptr);
-      }
-      stream.set(current);
-    }
-    // DLPack's number of the default stream is 1.
-    const auto number = reinterpret_cast<std::uintptr_t>(stream.get());
-    stream_argument = nb::int_(number == 0 ? 1 : number);
-  }
   nb::object capsule;
-  const nb::object exporter = array.attr("__dlpack__");
   try {
-    capsule = exporter(nb::arg("stream") = stream_argument,
-                       nb::arg("max_version") = nb::make_tuple(1, 1));
+    capsule = export_capsule(array, stream);
   } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_TypeError)) {
-      throw;
-    }
-    capsule = exporter(nb::arg("stream") = stream_argument);  // A producer of before 1.0.
+    refuse(name, error);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
     auto* tensor =

@@ -48,7 +48,8 @@ class Tensor {
   }
 
  private:
-  void read_exchange(nb::handle array, const ExchangeTable& table, CallStream& stream, bool hold);
+  void read_exchange(const char* name, nb::handle array, const ExchangeTable& table,
+                     CallStream& stream, bool hold);
   void read_buffer(const char* name, nb::handle array, Access access);
   void read_dlpack(const char* name, nb::handle array, Access access, CallStream& stream);
 

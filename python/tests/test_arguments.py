@@ -150,6 +150,18 @@ def test_other_producers_of_dlpack(producer):
         layer.forward(bad, (K[0], K[0]), plan, output)
 
 
+def test_what_a_framework_says_names_the_argument():
+    class Broken:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            raise BufferError("it lies elsewhere\nand more")
+
+    with pytest.raises(ValueError, match="^key cannot be read: it lies elsewhere$"):
+        foveal.attention(Q, Broken(), K)
+
+
 def test_ml_dtypes_of_a_cache():
     spec = foveal.Spec(num_heads=4, num_kv_heads=2, head_size=8, dtype=ml_dtypes.bfloat16, kv_cache_dtype=np.dtype(ml_dtypes.float8_e5m2))
     backend = foveal.select(spec)
