@@ -7,12 +7,12 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config
   libhwy-dev libtbb-dev libfmt-dev libspdlog-dev nlohmann-json3-dev
-  libssl-dev libdnnl-dev ocl-icd-opencl-dev libutf8proc-dev libcli11-dev
+  libssl-dev libdnnl-dev ocl-icd-opencl-dev libutf8proc-dev libcli11-dev libdlpack-dev
   python3 python3-pip unzip ca-certificates)
 case "${1:-}" in
   "") ;;
-  --tests) packages+=(libgtest-dev libgmock-dev libdlpack-dev) ;;
-  --checks) packages+=(libgtest-dev libgmock-dev libdlpack-dev clang libclang-rt-14-dev clang-format clang-tidy) ;;
+  --tests) packages+=(libgtest-dev libgmock-dev valgrind python3-dev python3-venv) ;;
+  --checks) packages+=(libgtest-dev libgmock-dev valgrind python3-dev python3-venv clang libclang-rt-14-dev clang-format clang-tidy) ;;
   *) echo "install_deps.sh: option is '$1', accepted are --tests and --checks" >&2; exit 2 ;;
 esac
 

@@ -8,7 +8,7 @@
 
 namespace foveal {
 
-/// What kind of failure an Error reports. The C API will return the same codes.
+/// What kind of failure an Error reports. The C API returns the same codes.
 enum class ErrorCode {
   invalid_argument,  ///< An argument contradicts its contract: shape, range, order, a missing
                      ///< tensor.

@@ -2,6 +2,7 @@
 
 /// All of Foveal's public C++ interface. foveal/dlpack.h is apart: it needs a dlpack.h.
 #include "foveal/backend.h"
+#include "foveal/devices.h"
 #include "foveal/dtype.h"
 #include "foveal/error.h"
 #include "foveal/execution.h"

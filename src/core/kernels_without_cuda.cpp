@@ -1,5 +1,6 @@
 #include "core/builtin_backends.h"
 #include "core/check.h"
+#include "core/cuda_devices.h"
 #include "foveal/kernels.h"
 
 // Stands for src/cuda in a build without it.
@@ -17,6 +18,8 @@ std::int64_t clear_kernel_cache() { fail_without_cuda(); }
 void load_kernel_pack(const std::string&) { fail_without_cuda(); }
 std::vector<std::string> known_models() { return {}; }
 std::vector<KernelInfo> prebuild_kernels(const PrebuildRequest&) { fail_without_cuda(); }
+
+void add_cuda_devices(std::vector<DeviceInfo>&) {}
 
 AttentionBackendPtr make_flash_attn_backend() { fail_without_cuda(); }
 

@@ -1,9 +1,12 @@
 #include "foveal/spec.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "core/check.h"
@@ -21,6 +24,19 @@ constexpr std::array<std::pair<std::string_view, AttnType>, 4> kAttnTypes{{
 
 std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
   return value / divisor + (value % divisor != 0 ? 1 : 0);
+}
+
+/// Of sizes that come from outside, so their product need not fit.
+std::int64_t product(std::span<const std::int64_t> sizes, std::string_view what) {
+  std::int64_t bound = 1;
+  std::int64_t result = 1;
+  for (const std::int64_t size : sizes) {
+    check(size >= 0 && !__builtin_mul_overflow(bound, std::max<std::int64_t>(size, 1), &bound),
+          "{} are the product of [{}]: each must be >= 0, and they must be countable in 63 bits",
+          what, fmt::join(sizes, ", "));
+    result *= size;
+  }
+  return result;
 }
 
 bool values_differ(const KVCacheSpec& spec) {
@@ -84,13 +100,18 @@ void AttentionSpec::validate() const {
   check(head_size > 0, "AttentionSpec: head_size is {}, it must be positive", head_size);
   check(head_size_v >= 0,
         "AttentionSpec: head_size_v is {}, it must be positive, or 0 for head_size", head_size_v);
+  constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
+  for (const auto& [name, value] : {std::pair{"num_heads", num_heads},
+                                    {"head_size", head_size},
+                                    {"head_size_v", head_size_v}}) {
+    check(value <= kWidest, "AttentionSpec: {} is {}, it may be at most {}", name, value, kWidest);
+  }
   check(is_float(dtype), "AttentionSpec: dtype is {}, it must be a floating type",
         to_string(dtype));
   check(is_float(cache_dtype()), "AttentionSpec: kv_cache_dtype is {}, it must be a floating type",
         to_string(cache_dtype()));
   check(std::isfinite(softmax_scale()), "AttentionSpec: scale is {}, it must be finite",
         softmax_scale());
-  constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
   check(window.left >= -1 && window.right >= -1 && window.left < kWidest && window.right < kWidest,
         "AttentionSpec: window is ({}, {}), each side must be in [0, {}), or -1 for unlimited",
         window.left, window.right, kWidest);
@@ -117,6 +138,9 @@ void AttentionSpec::validate() const {
           "v_head_dim {}; "
           "all must be positive",
           dims.kv_lora_rank, dims.qk_nope_head_dim, dims.qk_rope_head_dim, dims.v_head_dim);
+    check(std::max({dims.kv_lora_rank, dims.qk_nope_head_dim, dims.qk_rope_head_dim,
+                    dims.v_head_dim}) <= kWidest,
+          "AttentionSpec: mla has a dimension of more than {}", kWidest);
     check(num_kv_heads == 1, "AttentionSpec: num_kv_heads is {}, an MLA layer has 1", num_kv_heads);
     check(head_size == dims.cache_entry(),
           "AttentionSpec: head_size is {}, an MLA layer has kv_lora_rank + qk_rope_head_dim = {}",
@@ -160,7 +184,8 @@ std::int64_t KVCacheSpec::page_size_bytes() const {
   }
   const std::int64_t content =
       head_size + (kind == Kind::mla ? 0 : (head_size_v == 0 ? head_size : head_size_v));
-  const std::int64_t needed = block_size * num_kv_heads * content * size_of(dtype);
+  const std::int64_t needed = product(std::array{block_size, num_kv_heads, content, size_of(dtype)},
+                                      "KVCacheSpec: a page's bytes");
   check(page_size_padded == 0 || page_size_padded >= needed,
         "KVCacheSpec: page_size_padded is {} bytes, it must be at least the {} that a page needs, "
         "or 0",
@@ -174,11 +199,15 @@ std::int64_t KVCacheSpec::max_blocks_per_request(std::int64_t max_seq_len,
     return 0;
   }
   check(block_size > 0, "KVCacheSpec: block_size is {}, it must be positive", block_size);
+  check(max_seq_len >= 0 && max_tokens_per_step >= 0,
+        "KVCacheSpec: max_seq_len is {} and max_tokens_per_step is {}, both must be >= 0",
+        max_seq_len, max_tokens_per_step);
   const std::int64_t whole = ceil_div(max_seq_len, block_size);
   if (kind != Kind::sliding_window) {
     return whole;
   }
-  const std::int64_t live = std::min(sliding_window - 1 + max_tokens_per_step, max_seq_len);
+  const std::int64_t live =
+      std::min(sliding_window - 1 + std::min(max_tokens_per_step, max_seq_len), max_seq_len);
   return std::min(ceil_div(live, block_size) + 1, whole);
 }
 
@@ -205,17 +234,16 @@ KVCacheLayout KVCacheLayout::flash(const KVCacheSpec& spec, std::int64_t num_blo
 }
 
 std::int64_t KVCacheLayout::size_bytes() const {
-  std::int64_t count = 1;
-  for (const std::int64_t size : shape) {
-    count *= size;
-  }
-  return count * size_of(dtype);
+  std::vector<std::int64_t> factors = shape;
+  factors.push_back(size_of(dtype));
+  return product(factors, "KVCacheLayout: a cache's bytes");
 }
 
 TensorView KVCacheLayout::view(void* data, Device device) const {
   check(shape.size() == stride_order.size(),
         "KVCacheLayout: stride_order has {} entries, it must have {} as shape has",
         stride_order.size(), shape.size());
+  size_bytes();  // Throws where strides would overflow.
   std::vector<std::int64_t> strides(shape.size(), 0);
   std::int64_t stride = 1;
   for (std::size_t i = stride_order.size(); i-- > 0;) {

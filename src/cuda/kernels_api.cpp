@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/cuda_devices.h"
 #include "cuda/cubin_cache.h"
+#include "cuda/driver.h"
 #include "cuda/flash_attn/kernels.h"
 #include "cuda/jit.h"
 #include "cuda/kernel_pack.h"
@@ -14,7 +16,7 @@
 #include "cuda/models.h"
 #include "foveal/kernels.h"
 
-// The public functions of foveal/kernels.h.
+// The public functions of foveal/kernels.h, and the devices for foveal/devices.h.
 namespace foveal {
 namespace {
 
@@ -84,6 +86,19 @@ std::vector<KernelKey> keys_of(const PrebuildRequest& request) {
 }
 
 }  // namespace
+
+void add_cuda_devices(std::vector<DeviceInfo>& devices) {
+  if (!available()) {
+    return;
+  }
+  for (int ordinal = 0; ordinal < device_count(); ++ordinal) {
+    const DeviceProperties& properties = device_properties(ordinal);
+    devices.push_back({.device = {DeviceType::cuda, ordinal},
+                       .name = properties.name,
+                       .compute_capability = properties.compute_capability,
+                       .memory_bytes = properties.memory_bytes});
+  }
+}
 
 KernelCache kernel_cache() {
   const CubinCache cache = open_cache();
