@@ -48,12 +48,11 @@ TileConfig sm90_tile(const HeadShape& head, std::int64_t max_query_len) {
     tile.warpgroups = widens || max_query_len * head.group <= 1536 ? 2 : 3;
   } else if (widest(head) > 128) {
     tile.query_stages = 1;  // What the shared memory holds.
-    tile.block_n = head.head_size_v <= 128 ? 128 : widest(head) <= 192 ? 96 : 64;
-    if (widens) {
-      tile.block_n = head.head_size_v > 192 ? 80 : head.head_size_v > 128 ? 96 : 128;
-      if (widens_keys) {
-        tile.block_n = head.head_size_v <= 128 ? 80 : 64;
-      }
+    const int size_v = head.head_size_v;
+    if (widens_keys) {
+      tile.block_n = size_v <= 128 ? 80 : 64;
+    } else {
+      tile.block_n = size_v <= 128 ? 128 : size_v <= 192 ? 96 : widens ? 80 : 64;
     }
   } else if (widens_keys) {
     tile.query_stages = 1;

@@ -255,33 +255,33 @@ __device__ __forceinline__ void widen(unsigned shared, const Work* works, int wa
     raw_at.number += 1;
     wide_at.number += 1;
   };
-  const auto next_values = [&] {
-    next(ring.raw_values, raw_values_at, ring.values, values_at, [&](unsigned raw, unsigned wide) {
-      widen_tile<Weight, From, kValueChunks>(
-          shared + kLayout.raw_values + raw * kLayout.raw_value_bytes,
-          shared + kLayout.values + wide * kLayout.value_bytes, warp);
-    });
-  };
   for (Position<kWorkStages> work_at;; work_at.number += 1) {
     ring.work.wait_full(work_at);
     const Work& work = works[work_at.stage()];
     if (work.kv_head < 0) {
       return;
     }
+    // Consumers take a tile's values behind the keys of the next.
     const int tiles = work.item.tile_end - work.item.tile_begin;
-    for (int i = 0; i < tiles; ++i) {
+    for (int i = 0; i <= tiles; ++i) {
       if constexpr (sizeof(Query) > sizeof(From)) {
-        next(ring.raw_keys, raw_keys_at, ring.keys, keys_at, [&](unsigned raw, unsigned wide) {
-          widen_tile<Query, From, kQueryChunks>(
-              shared + kLayout.raw_keys + raw * kLayout.raw_key_bytes,
-              shared + kLayout.keys + wide * kLayout.key_bytes, warp);
-        });
+        if (i < tiles) {
+          next(ring.raw_keys, raw_keys_at, ring.keys, keys_at, [&](unsigned raw, unsigned wide) {
+            widen_tile<Query, From, kQueryChunks>(
+                shared + kLayout.raw_keys + raw * kLayout.raw_key_bytes,
+                shared + kLayout.keys + wide * kLayout.key_bytes, warp);
+          });
+        }
       }
       if (i > 0) {
-        next_values();
+        next(ring.raw_values, raw_values_at, ring.values, values_at,
+             [&](unsigned raw, unsigned wide) {
+               widen_tile<Weight, From, kValueChunks>(
+                   shared + kLayout.raw_values + raw * kLayout.raw_value_bytes,
+                   shared + kLayout.values + wide * kLayout.value_bytes, warp);
+             });
       }
     }
-    next_values();
     ring.work.release(work_at);
   }
 }
