@@ -1,5 +1,7 @@
 #include "serving/attention_device.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <vector>
 
@@ -16,6 +18,9 @@ class HostDevice final : public AttentionDevice {
  public:
   Device device() const override { return {}; }
   std::string describe() const override { return "cpu"; }
+  std::int64_t memory_bytes() const override {
+    return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  }
 
   /// The memory is left as it comes, so that the system provides pages only as they are used.
   std::byte* allocate(std::int64_t bytes) override {
@@ -34,6 +39,7 @@ class HostDevice final : public AttentionDevice {
   }
   void upload(const Mirror& /*mirror*/, std::int64_t /*bytes*/) override {}
   void download(const Mirror& /*mirror*/, std::int64_t /*bytes*/) override {}
+  void wait() override {}
 
  private:
   std::vector<std::unique_ptr<std::byte[], FreeMemory>> memory_;

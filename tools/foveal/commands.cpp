@@ -1,9 +1,12 @@
 #include "foveal/commands.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <system_error>
 
 namespace foveal::tools {
@@ -64,9 +67,33 @@ CLI::Validator whole_number(std::uint64_t max) {
   return {parse, "", "WHOLE"};
 }
 
+void write_file(const std::string& flag, const std::string& path, const std::string& text) {
+  const std::string beside = path + ".partial";
+  std::ofstream file(beside);
+  file << text << '\n';
+  file.close();
+  std::error_code error;
+  if (file) {
+    std::filesystem::rename(beside, path, error);
+  }
+  if (!file || error) {
+    std::error_code ignored;
+    std::filesystem::remove(beside, ignored);
+    throw Error(ErrorCode::io, fmt::format("{} {} could not be written", flag, path));
+  }
+}
+
 void print_stderr(std::string_view text) noexcept {
   static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr));
   static_cast<void>(std::fflush(stderr));
+}
+
+ProgressLine::ProgressLine() : on_terminal_(isatty(STDERR_FILENO) == 1) {}
+
+void ProgressLine::show(const std::string& text) const {
+  if (on_terminal_) {
+    print_stderr(fmt::format("\r{:100}\r{}", "", text.substr(0, 100)));
+  }
 }
 
 }  // namespace foveal::tools
