@@ -119,10 +119,9 @@ class Replay {
   /// Puts what is chosen in place of defaults in options_ too, which the report shows.
   StackConfig stack_config() {
     StackConfig config;
-    config.geometry = find_geometry(options_.geometry);
-    report_.about = config.geometry.about;
+    config.geometry = options_.geometry;
     if (options_.num_layers == 0) {
-      options_.num_layers = std::ssize(config.geometry.layers);
+      options_.num_layers = std::ssize(options_.geometry.layers);
     }
     options_.dtype =
         options_.dtype.value_or(options_.device == DeviceType::cpu ? DType::f32 : DType::bf16);

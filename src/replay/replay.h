@@ -8,6 +8,7 @@
 
 #include "foveal/dtype.h"
 #include "foveal/tensor.h"
+#include "replay/geometry.h"
 #include "replay/trace.h"
 
 // Serves a trace with the engine's scheduler and block pool, on layers of attention alone.
@@ -15,7 +16,7 @@
 namespace foveal::replay {
 
 struct Options {
-  std::string geometry = "llama-3-8b";
+  Geometry geometry = find_geometry("llama-3-8b");
   std::int64_t num_layers = 0;  ///< 0 is one of each kind that the geometry has.
   DeviceType device = DeviceType::cpu;
   std::string backend{};                  ///< Empty leaves the choice free.
@@ -64,7 +65,6 @@ struct Report {
   // What was run.
   TraceFormat format{};
   Options options{};      ///< With what was chosen in place of defaults.
-  std::string about{};    ///< Of the geometry.
   std::string machine{};  ///< The device, and threads of the CPU.
   std::string backends{};
   std::string selection{};       ///< Why those backends.

@@ -52,8 +52,9 @@ std::string arrivals_text(const Options& options) {
 
 std::string setting_text(const Report& report) {
   const Options& options = report.options;
-  return fmt::format("{}, {} {}: {}; {}", options.geometry, options.num_layers,
-                     options.num_layers == 1 ? "layer" : "layers", report.about, dtypes(options));
+  return fmt::format("{}, {} {}: {}; {}", options.geometry.name, options.num_layers,
+                     options.num_layers == 1 ? "layer" : "layers", options.geometry.about,
+                     dtypes(options));
 }
 
 std::string to_text(const Report& report) {
@@ -101,7 +102,7 @@ std::string to_json(const Report& report) {
             {"device", to_string(options.device)},
             {"machine", report.machine},
             {"trace_format", to_string(report.format)},
-            {"geometry", options.geometry},
+            {"geometry", options.geometry.name},
             {"num_layers", options.num_layers},
             {"dtype", to_string(*options.dtype)},
             {"kv_cache_dtype", to_string(options.kv_cache_dtype.value_or(*options.dtype))},

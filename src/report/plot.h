@@ -14,10 +14,10 @@ struct Series {
 /// Lines over a plane. Points that are not finite, or not positive on a logarithmic axis, are left
 /// out.
 struct Plot {
-  std::string title;
-  std::string x_name;
-  std::string y_name;
-  std::vector<Series> series;
+  std::string title{};
+  std::string x_name{};
+  std::string y_name{};
+  std::vector<Series> series{};
   bool x_log = false;
   bool y_log = false;  ///< Else the axis begins at 0.
 };

@@ -13,6 +13,7 @@ namespace {
 
 struct ReplayOptions {
   std::string trace;
+  std::string geometry = "llama-3-8b";
   std::string device = "cpu";
   std::string dtype;
   std::string kv_cache_dtype;
@@ -45,6 +46,7 @@ class ReplayProgress {
 
 void run_replay(ReplayOptions& options) {
   replay::Options& settings = options.replay;
+  settings.geometry = replay::find_geometry(options.geometry);
   settings.device = parse_device("--device", options.device);
   if (!options.dtype.empty()) {
     settings.dtype = parse_dtype("--dtype", options.dtype);
@@ -94,7 +96,7 @@ CLI::App* add_replay_command(CLI::App& app, int& exit_code) {
       ->add_option("TRACE", options->trace,
                    "Azure LLM inference CSV or Mooncake JSON lines; told apart by their content")
       ->required();
-  command->add_option("--geometry", settings.geometry, "Whose attention; see below")
+  command->add_option("--geometry", options->geometry, "Whose attention; see below")
       ->capture_default_str();
   command
       ->add_option("--layers", settings.num_layers,
