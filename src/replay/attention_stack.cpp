@@ -80,6 +80,14 @@ void AttentionStack::make_layers(const StackConfig& config) {
     block_bytes_ += KVCacheSpec::from(kind_of(l).spec, block_size_).page_size_bytes();
   }
   num_blocks_ = config.num_blocks(block_size_, block_bytes_, device_->memory_bytes());
+  // Layer by layer the system would promise more than it has.
+  const double bytes = static_cast<double>(num_blocks_) * static_cast<double>(block_bytes_);
+  if (bytes > static_cast<double>(device_->memory_bytes())) {
+    fail(ErrorCode::out_of_memory,
+         "a KV cache of {} blocks of {} bytes over {} layers needs {:.1f} GiB; {} has {:.1f}",
+         num_blocks_, block_bytes_, config.num_layers, bytes / kGiB, device_->describe(),
+         static_cast<double>(device_->memory_bytes()) / kGiB);
+  }
   for (Kind& kind : kinds_) {
     BuilderConfig builder;
     builder.spec = kind.spec;

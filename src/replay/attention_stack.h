@@ -17,6 +17,8 @@
 
 namespace foveal::replay {
 
+inline constexpr double kGiB = 1 << 30;
+
 struct StackConfig {
   Geometry geometry{};
   std::int64_t num_layers = 1;

@@ -25,8 +25,6 @@ using Clock = std::chrono::steady_clock;
 using serving::ScheduledRequest;
 using serving::ScheduledStep;
 
-constexpr double kGiB = 1 << 30;
-
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -52,8 +50,8 @@ void check_options(const Options& options) {
         options.max_num_seqs, options.max_num_batched_tokens, 1 << 20);
   check(options.max_requests >= 0, "max_requests is {}, it must be at least 0",
         options.max_requests);
-  check(options.speed >= 0.0 && options.speed <= 1e9, "speed is {}, it must be from 0 to 1e9",
-        options.speed);
+  check(options.speed == 0.0 || (options.speed >= 1e-6 && options.speed <= 1e9),
+        "speed is {}, it must be 0 or from 1e-6 to 1e9", options.speed);
   check(options.check_every >= 0, "check_every is {}, it must be at least 0", options.check_every);
 }
 
@@ -78,13 +76,14 @@ class Replay {
         pool_(stack_.num_blocks(), stack_.block_size()),
         scheduler_(scheduler_config(), pool_),
         step_builder_(options_.max_num_seqs, options_.max_num_batched_tokens, stack_.block_size()) {
+    report_.trace = trace.name;
     report_.format = trace.format;
     report_.requests = std::ssize(requests_);
     for (const TraceRequest& request : requests_) {
       if (blocks_of(request, stack_.block_size()) > pool_.num_usable()) {
         fail(ErrorCode::invalid_argument,
              "line {} of the trace is a request of {} tokens, which need {} blocks; the pool has "
-             "{}. Give it more, or replay fewer requests",
+             "{}. Give it more blocks or GiB, or replay only requests before this one",
              request.line, request.total_length(), blocks_of(request, stack_.block_size()),
              pool_.num_usable());
       }

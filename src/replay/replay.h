@@ -63,6 +63,7 @@ struct Interval {
 
 struct Report {
   // What was run.
+  std::string trace{};  ///< Its name.
   TraceFormat format{};
   Options options{};      ///< With what was chosen in place of defaults.
   std::string machine{};  ///< The device, and threads of the CPU.

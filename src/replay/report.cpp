@@ -67,8 +67,8 @@ std::string to_text(const Report& report) {
       "and {} tokens\n\n",
       options.num_blocks, options.block_size, options.pool_gib, options.max_num_seqs,
       options.max_num_batched_tokens);
-  text += fmt::format("{} requests ({} trace), {}\n", report.requests, to_string(report.format),
-                      arrivals_text(options));
+  text += fmt::format("{}: {} requests ({} trace), {}\n", report.trace, report.requests,
+                      to_string(report.format), arrivals_text(options));
   text += fmt::format("{} prompt tokens, {} of them found in the prefix cache: hit rate {:.2f} %\n",
                       report.prompt_tokens, report.cached_tokens, 100.0 * report.hit_rate());
   text += fmt::format("{} tokens generated, {} computed in all; preemptions: {}\n",
@@ -101,6 +101,7 @@ std::string to_json(const Report& report) {
   Json json{{"version", version()},
             {"device", to_string(options.device)},
             {"machine", report.machine},
+            {"trace", report.trace},
             {"trace_format", to_string(report.format)},
             {"geometry", options.geometry.name},
             {"num_layers", options.num_layers},

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "foveal/version.h"
 #include "replay/replay.h"
 #include "replay/report_text.h"
@@ -69,7 +71,7 @@ std::string to_html(const Report& report) {
   body += page::figures(
       {{short_number(report.tokens_per_second()), "tokens/s computed"},
        {short_number(report.generated_per_second()), "tokens/s generated"},
-       {fmt::format("{:.3g}", report.decode_kv_gb_per_s()), "GB/s of keys and values, decode"},
+       {fmt::format("{:.2f}", report.decode_kv_gb_per_s()), "GB/s of keys and values, decode"},
        {fmt::format("{:.1f} %", 100.0 * report.hit_rate()), "prefix-cache hit rate"},
        {fmt::format("{}", report.rows_checked), "rows checked, 0 wrong"}});
   body += page::table(
@@ -80,8 +82,8 @@ std::string to_html(const Report& report) {
   body += "<h2>All figures</h2>\n";
   body += page::table(
       {{"", false}, {""}},
-      {{"trace", fmt::format("{}, {} requests, {}", to_string(report.format), report.requests,
-                             arrivals_text(options))},
+      {{"trace", fmt::format("{} ({}), {} requests, {}", report.trace, to_string(report.format),
+                             report.requests, arrivals_text(options))},
        {"prompt tokens", fmt::format("{}", report.prompt_tokens)},
        {"of them in the prefix cache", fmt::format("{}", report.cached_tokens)},
        {"tokens generated", fmt::format("{}", report.generated_tokens)},
@@ -96,7 +98,9 @@ std::string to_html(const Report& report) {
        {"seconds in steps", fmt::format("{:.1f}", report.all.seconds)},
        {"seconds on the clock", fmt::format("{:.1f}", report.clock_seconds)},
        {"seconds in all", fmt::format("{:.1f}", report.wall_seconds)}});
-  return page::page(fmt::format("Replay of {} requests", report.requests), body);
+  return page::page(fmt::format("Replay of {} requests of {}", report.requests,
+                                std::filesystem::path(report.trace).filename().string()),
+                    body);
 }
 
 }  // namespace foveal::replay

@@ -288,6 +288,7 @@ Trace parse_trace(std::string_view text, std::string_view name) {
     fail(ErrorCode::io, "{}: is empty; a trace holds a request a line", name);
   }
   Trace trace;
+  trace.name = name;
   trace.format = recognised(line, name);
   bool more = trace.format == TraceFormat::mooncake || lines.next(line);
 

@@ -34,6 +34,7 @@ struct TraceRequest {
 };
 
 struct Trace {
+  std::string name{};  ///< Of the file, or what parse_trace was told.
   TraceFormat format = TraceFormat::azure;
   std::vector<TraceRequest> requests;  ///< In order of arrival; those of one time as in the file.
 };

@@ -128,7 +128,7 @@ std::string legend(const Plot& plot) {
   for (std::size_t i = plot.series.size(); i-- > 0;) {
     const std::string& name = plot.series[i].name;
     svg += text(x, 16.0, "end", name);
-    x -= 7.0 * static_cast<double>(name.size()) + 8.0;
+    x -= 7.5 * static_cast<double>(name.size()) + 8.0;
     svg +=
         fmt::format("<rect x=\"{:.1f}\" y=\"10\" width=\"14\" height=\"3\" fill=\"var(--s{})\"/>\n",
                     x - 14.0, i % kColours);
@@ -169,7 +169,7 @@ std::string svg(const Plot& plot) {
   y.end_at_tick();
   std::string svg = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
                                 kWidth, kHeight, escaped(plot.title));
-  svg += axes(plot, x, y) + legend(plot);
+  svg += axes(plot, x, y) + (plot.series.size() > 1 ? legend(plot) : "");
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
     svg += path(plot.series[i], x, y, i);
   }

@@ -22,8 +22,8 @@ struct Plot {
   bool y_log = false;  ///< Else the axis begins at 0.
 };
 
-/// As an <svg> element with axes, ticks at round numbers and a legend, in the colours of page()
-/// (html.h).
+/// As an <svg> element with axes, ticks at round numbers and, for several lines, a legend; in the
+/// colours of page() (html.h).
 std::string svg(const Plot& plot);
 
 /// 1234567 as "1.23M": short, for ticks and figures.

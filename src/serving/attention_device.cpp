@@ -24,6 +24,11 @@ class HostDevice final : public AttentionDevice {
 
   /// The memory is left as it comes, so that the system provides pages only as they are used.
   std::byte* allocate(std::int64_t bytes) override {
+    // The system would promise more than it has, and end the process when it is used.
+    if (bytes > memory_bytes()) {
+      fail(ErrorCode::out_of_memory, "{} bytes could not be had, the machine has {}", bytes,
+           memory_bytes());
+    }
     const std::int64_t size = (bytes + 63) / 64 * 64;
     memory_.emplace_back(
         static_cast<std::byte*>(std::aligned_alloc(64, static_cast<std::size_t>(size))));

@@ -270,6 +270,12 @@ TEST(Replay, RefusesWhatItCannotServe) {
   options.backend = "CPU_MLA";
   expect_error(
       ErrorCode::unsupported, [&] { run(short_trace(), options); }, "CPU_MLA");
+  options = tiny_options();
+  options.num_blocks = 2'000'000'000;
+  options.num_layers = 1000;
+  expect_error(
+      ErrorCode::out_of_memory, [&] { run(short_trace(), options); }, "2000000001 blocks",
+      "1000 layers", "cpu has");
   expect_error(
       ErrorCode::invalid_argument, [] { find_geometry("llama"); }, "'llama'", "llama-3-8b",
       "deepseek-v3");

@@ -22,6 +22,14 @@ T parsed(std::optional<T> value, const std::string& flag, const std::string& tex
   return *value;
 }
 
+std::string beside(const std::string& path) { return path + ".partial"; }
+
+[[noreturn]] void fail_to_write(const std::string& flag, const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove(beside(path), ignored);
+  throw Error(ErrorCode::io, fmt::format("{} {} could not be written", flag, path));
+}
+
 }  // namespace
 
 DType parse_dtype(const std::string& flag, const std::string& value) {
@@ -67,19 +75,24 @@ CLI::Validator whole_number(std::uint64_t max) {
   return {parse, "", "WHOLE"};
 }
 
+void require_writable(const std::string& flag, const std::string& path) {
+  std::error_code error;
+  if (!std::ofstream(beside(path)) || std::filesystem::is_directory(path, error)) {
+    fail_to_write(flag, path);
+  }
+  std::filesystem::remove(beside(path), error);
+}
+
 void write_file(const std::string& flag, const std::string& path, const std::string& text) {
-  const std::string beside = path + ".partial";
-  std::ofstream file(beside);
+  std::ofstream file(beside(path));
   file << text << '\n';
   file.close();
   std::error_code error;
   if (file) {
-    std::filesystem::rename(beside, path, error);
+    std::filesystem::rename(beside(path), path, error);
   }
   if (!file || error) {
-    std::error_code ignored;
-    std::filesystem::remove(beside, ignored);
-    throw Error(ErrorCode::io, fmt::format("{} {} could not be written", flag, path));
+    fail_to_write(flag, path);
   }
 }
 

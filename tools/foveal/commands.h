@@ -35,6 +35,9 @@ CLI::Validator whole_number(std::uint64_t max);
 /// there is no room. Throws io, naming the flag that the path was given with.
 void write_file(const std::string& flag, const std::string& path, const std::string& text);
 
+/// Throws as write_file does when the file could not be written now: before long work for it.
+void require_writable(const std::string& flag, const std::string& path);
+
 /// Writes to stderr; that it cannot be written is ignored, for there is nobody left to tell.
 void print_stderr(std::string_view text) noexcept;
 

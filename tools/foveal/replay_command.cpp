@@ -54,6 +54,12 @@ void run_replay(ReplayOptions& options) {
   if (!options.kv_cache_dtype.empty() && options.kv_cache_dtype != "auto") {
     settings.kv_cache_dtype = parse_dtype("--kv-cache-dtype", options.kv_cache_dtype);
   }
+  if (!options.json.empty()) {
+    require_writable("--json", options.json);
+  }
+  if (!options.html.empty()) {
+    require_writable("--html", options.html);
+  }
   const replay::Trace trace = replay::read_trace(options.trace);
   ReplayProgress progress;
   replay::Report report;
