@@ -44,8 +44,8 @@ class Axis {
       return;
     }
     high_ = high_ > low_ ? high_ : low_ + 1.0;
-    // 1, 2 or 5 times a power of ten, for four to ten ticks.
-    const double rough = (high_ - low_) / 5.0;
+    // 1, 2 or 5 times a power of ten, for up to nine ticks.
+    const double rough = (high_ - low_) / 8.0;
     const double power = std::pow(10.0, std::floor(std::log10(rough)));
     const double digit = rough / power;
     step_ = power * (digit > 5.0 ? 10.0 : digit > 2.0 ? 5.0 : digit > 1.0 ? 2.0 : 1.0);

@@ -89,8 +89,8 @@ TEST(HitRate, IsThatOfTheHashIdsOfMooncake) {
     GTEST_SKIP() << file << " is not there; set FOVEAL_SHARED_DIR to run this test";
   }
   Trace trace = read_trace(file);
-  trace.requests.resize(30);
-  for (const std::int64_t num_blocks : {60000, 2000}) {
+  trace.requests.resize(20);
+  for (const std::int64_t num_blocks : {60000, 1300}) {
     Options options = tiny_options(num_blocks, 64, 2048);
     options.check_every = 100;
     const Report report = run(trace, options);
