@@ -1,5 +1,7 @@
 #include "serving/attention_device.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <vector>
 
@@ -16,9 +18,17 @@ class HostDevice final : public AttentionDevice {
  public:
   Device device() const override { return {}; }
   std::string describe() const override { return "cpu"; }
+  std::int64_t memory_bytes() const override {
+    return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  }
 
   /// The memory is left as it comes, so that the system provides pages only as they are used.
   std::byte* allocate(std::int64_t bytes) override {
+    // The system would promise more than it has, and end the process when it is used.
+    if (bytes > memory_bytes()) {
+      fail(ErrorCode::out_of_memory, "{} bytes could not be had, the machine has {}", bytes,
+           memory_bytes());
+    }
     const std::int64_t size = (bytes + 63) / 64 * 64;
     memory_.emplace_back(
         static_cast<std::byte*>(std::aligned_alloc(64, static_cast<std::size_t>(size))));
@@ -34,6 +44,7 @@ class HostDevice final : public AttentionDevice {
   }
   void upload(const Mirror& /*mirror*/, std::int64_t /*bytes*/) override {}
   void download(const Mirror& /*mirror*/, std::int64_t /*bytes*/) override {}
+  void wait() override {}
 
  private:
   std::vector<std::unique_ptr<std::byte[], FreeMemory>> memory_;

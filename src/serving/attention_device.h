@@ -20,6 +20,7 @@ class AttentionDevice {
   virtual std::string describe() const = 0;
   virtual int compute_capability() const { return 0; }  ///< As in SelectorConfig.
   virtual void* stream() const { return nullptr; }
+  virtual std::int64_t memory_bytes() const = 0;  ///< All that the device has, used or not.
 
   /// Memory of the device, aligned to 64 bytes; what is in it is undefined. Throws out_of_memory.
   virtual std::byte* allocate(std::int64_t bytes) = 0;
@@ -34,6 +35,8 @@ class AttentionDevice {
   virtual void upload(const Mirror& mirror, std::int64_t bytes) = 0;
   /// Device to host; waits until they are there.
   virtual void download(const Mirror& mirror, std::int64_t bytes) = 0;
+  /// Until all work given so far is done.
+  virtual void wait() = 0;
 };
 
 /// The CPU, or the first CUDA device. Throws device, saying why, when there is none to use, and

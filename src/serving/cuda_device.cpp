@@ -21,6 +21,7 @@ class CudaDevice final : public AttentionDevice {
   }
   int compute_capability() const override { return properties_.compute_capability; }
   void* stream() const override { return stream_.get(); }
+  std::int64_t memory_bytes() const override { return properties_.memory_bytes; }
 
   std::byte* allocate(std::int64_t bytes) override {
     return memory_.emplace_back(kOrdinal, static_cast<std::size_t>(bytes)).as<std::byte>();
@@ -40,6 +41,11 @@ class CudaDevice final : public AttentionDevice {
   void download(const Mirror& mirror, std::int64_t bytes) override {
     const cuda::ContextGuard guard(kOrdinal);
     cuda::copy_async(mirror.host, mirror.device, static_cast<std::size_t>(bytes), stream());
+    cuda::synchronize(stream());
+  }
+
+  void wait() override {
+    const cuda::ContextGuard guard(kOrdinal);
     cuda::synchronize(stream());
   }
 

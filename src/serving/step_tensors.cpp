@@ -41,29 +41,17 @@ void widen(const std::byte* from, std::int64_t count, DType dtype, float* to) {
 
 }  // namespace
 
-StepTensors::StepTensors(AttentionDevice& device, const AttentionSpec& spec,
-                         const StepLimits& limits)
-    : device_(device),
-      dtype_(spec.dtype),
-      num_heads_(spec.num_heads),
-      num_qkv_heads_(spec.num_heads + 2 * spec.num_kv_heads),
-      head_size_(spec.head_size),
-      in_place_(spec.dtype == DType::f32 && device.device().type == DeviceType::cpu) {
+StepTables::StepTables(AttentionDevice& device, const StepLimits& limits) : device_(device) {
   if (device.device().type != DeviceType::cpu) {
-    table_bytes_ = padded((limits.num_seqs + 1) * size_of(DType::i32)) +
-                   padded(limits.num_seqs * size_of(DType::i32)) +
-                   padded(limits.num_seqs * limits.blocks_per_seq * size_of(DType::i32)) +
-                   padded(limits.num_tokens * size_of(DType::i64));
-    tables_ = device.allocate_mirror(table_bytes_);
-  }
-  if (!in_place_) {
-    const std::int64_t head_bytes = head_size_ * size_of(dtype_);
-    qkv_ = device.allocate_mirror(limits.num_tokens * num_qkv_heads_ * head_bytes);
-    output_ = device.allocate_mirror(limits.num_tokens * num_heads_ * head_bytes);
+    bytes_ = padded((limits.num_seqs + 1) * size_of(DType::i32)) +
+             padded(limits.num_seqs * size_of(DType::i32)) +
+             padded(limits.num_seqs * limits.blocks_per_seq * size_of(DType::i32)) +
+             padded(limits.num_tokens * size_of(DType::i64));
+    tables_ = device.allocate_mirror(bytes_);
   }
 }
 
-CommonAttentionMetadata StepTensors::tables(const CommonAttentionMetadata& host) {
+CommonAttentionMetadata StepTables::upload(const CommonAttentionMetadata& host) {
   CommonAttentionMetadata step = host;
   if (device_.device().type == DeviceType::cpu) {
     return step;
@@ -72,9 +60,9 @@ CommonAttentionMetadata StepTensors::tables(const CommonAttentionMetadata& host)
   std::int64_t end = 0;
   const auto place = [&](const TensorView& table) {
     const std::int64_t bytes = table.numel() * size_of(table.dtype());
-    check(end + bytes <= table_bytes_,
+    check(end + bytes <= bytes_,
           "the tables of a step of {} requests and {} tokens exceed the {} bytes kept for them",
-          host.num_reqs, host.num_actual_tokens, table_bytes_);
+          host.num_reqs, host.num_actual_tokens, bytes_);
     std::memcpy(tables_.host + end, table.data(), static_cast<std::size_t>(bytes));
     const TensorView placed(tables_.device + end, table.dtype(), table.shape(), device_.device());
     end += padded(bytes);
@@ -88,6 +76,22 @@ CommonAttentionMetadata StepTensors::tables(const CommonAttentionMetadata& host)
   step.seq_lens_host = host.seq_lens;
   device_.upload(tables_, end);
   return step;
+}
+
+StepTensors::StepTensors(AttentionDevice& device, const AttentionSpec& spec,
+                         const StepLimits& limits)
+    : device_(device),
+      dtype_(spec.dtype),
+      num_heads_(spec.num_heads),
+      num_qkv_heads_(spec.num_heads + 2 * spec.num_kv_heads),
+      head_size_(spec.head_size),
+      in_place_(spec.dtype == DType::f32 && device.device().type == DeviceType::cpu),
+      tables_(device, limits) {
+  if (!in_place_) {
+    const std::int64_t head_bytes = head_size_ * size_of(dtype_);
+    qkv_ = device.allocate_mirror(limits.num_tokens * num_qkv_heads_ * head_bytes);
+    output_ = device.allocate_mirror(limits.num_tokens * num_heads_ * head_bytes);
+  }
 }
 
 TensorView StepTensors::upload_qkv(float* qkv, std::int64_t num_tokens, ThreadPool& threads) {

@@ -1,9 +1,6 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <memory>
 
@@ -33,37 +30,6 @@ bench::Kind parse_kind(const std::string& name) {
   }
   return *kind;
 }
-
-/// Beside the file first, so that what it held stays when there is no room.
-void write_file(const std::string& path, const std::string& text) {
-  const std::string beside = path + ".partial";
-  std::ofstream file(beside);
-  file << text << '\n';
-  file.close();
-  std::error_code error;
-  if (file) {
-    std::filesystem::rename(beside, path, error);
-  }
-  if (!file || error) {
-    std::error_code ignored;
-    std::filesystem::remove(beside, ignored);
-    throw Error(ErrorCode::io, fmt::format("--json {} could not be written", path));
-  }
-}
-
-/// Shows on a terminal what is being timed, until cleared.
-class ProgressLine {
- public:
-  void show(const std::string& text) {
-    if (on_terminal_) {
-      print_stderr(fmt::format("\r{:100}\r{}", "", text.substr(0, 100)));
-    }
-  }
-  void clear() { show(""); }
-
- private:
-  bool on_terminal_ = isatty(STDERR_FILENO) == 1;
-};
 
 /// Whether any row has times.
 bool run_bench(BenchOptions& options) {
@@ -98,7 +64,7 @@ bool run_bench(BenchOptions& options) {
     std::fflush(stdout);
     // After each row, so that a run that is broken off leaves what it has.
     if (!options.json.empty()) {
-      write_file(options.json, bench::to_json(report));
+      write_file("--json", options.json, bench::to_json(report));
     }
   };
   try {

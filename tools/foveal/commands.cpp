@@ -1,9 +1,12 @@
 #include "foveal/commands.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <system_error>
 
 namespace foveal::tools {
@@ -17,6 +20,14 @@ T parsed(std::optional<T> value, const std::string& flag, const std::string& tex
                 fmt::format("{} is '{}', accepted are {}", flag, text, accepted));
   }
   return *value;
+}
+
+std::string beside(const std::string& path) { return path + ".partial"; }
+
+[[noreturn]] void fail_to_write(const std::string& flag, const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove(beside(path), ignored);
+  throw Error(ErrorCode::io, fmt::format("{} {} could not be written", flag, path));
 }
 
 }  // namespace
@@ -64,9 +75,38 @@ CLI::Validator whole_number(std::uint64_t max) {
   return {parse, "", "WHOLE"};
 }
 
+void require_writable(const std::string& flag, const std::string& path) {
+  std::error_code error;
+  if (!std::ofstream(beside(path)) || std::filesystem::is_directory(path, error)) {
+    fail_to_write(flag, path);
+  }
+  std::filesystem::remove(beside(path), error);
+}
+
+void write_file(const std::string& flag, const std::string& path, const std::string& text) {
+  std::ofstream file(beside(path));
+  file << text << '\n';
+  file.close();
+  std::error_code error;
+  if (file) {
+    std::filesystem::rename(beside(path), path, error);
+  }
+  if (!file || error) {
+    fail_to_write(flag, path);
+  }
+}
+
 void print_stderr(std::string_view text) noexcept {
   static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr));
   static_cast<void>(std::fflush(stderr));
+}
+
+ProgressLine::ProgressLine() : on_terminal_(isatty(STDERR_FILENO) == 1) {}
+
+void ProgressLine::show(const std::string& text) const {
+  if (on_terminal_) {
+    print_stderr(fmt::format("\r{:100}\r{}", "", text.substr(0, 100)));
+  }
 }
 
 }  // namespace foveal::tools

@@ -16,6 +16,7 @@ CLI::App* add_cache_command(CLI::App& app, int& exit_code);
 CLI::App* add_generate_command(CLI::App& app, int& exit_code);
 CLI::App* add_info_command(CLI::App& app, int& exit_code);
 CLI::App* add_prebuild_command(CLI::App& app, int& exit_code);
+CLI::App* add_replay_command(CLI::App& app, int& exit_code);
 CLI::App* add_run_command(CLI::App& app, int& exit_code);
 CLI::App* add_select_command(CLI::App& app, int& exit_code);
 
@@ -30,7 +31,25 @@ DeviceType parse_device(const std::string& flag, const std::string& value);
 /// clips large ones.
 CLI::Validator whole_number(std::uint64_t max);
 
+/// Writes text and an end of line into a file: beside it first, so that what it held stays when
+/// there is no room. Throws io, naming the flag that the path was given with.
+void write_file(const std::string& flag, const std::string& path, const std::string& text);
+
+/// Throws as write_file does when the file could not be written now: before long work for it.
+void require_writable(const std::string& flag, const std::string& path);
+
 /// Writes to stderr; that it cannot be written is ignored, for there is nobody left to tell.
 void print_stderr(std::string_view text) noexcept;
+
+/// Shows on a terminal what is being done, until cleared.
+class ProgressLine {
+ public:
+  ProgressLine();
+  void show(const std::string& text) const;
+  void clear() const { show(""); }
+
+ private:
+  bool on_terminal_;
+};
 
 }  // namespace foveal::tools

@@ -16,6 +16,7 @@ constexpr const char* kFooter = R"(Examples:
   foveal select --head-size 128 --dtype bf16 --sinks
   foveal run problem.safetensors --backend CPU_ATTN
   foveal bench decode --device cuda
+  foveal replay mooncake_trace.jsonl --requests 40 --html replay.html
   foveal info
 
 `foveal COMMAND --help` tells more about each.)";
@@ -89,6 +90,7 @@ int main(int argc, char** argv) try {
   foveal::tools::add_generate_command(app, exit_code);
   foveal::tools::add_run_command(app, exit_code);
   foveal::tools::add_bench_command(app, exit_code);
+  foveal::tools::add_replay_command(app, exit_code);
   foveal::tools::add_select_command(app, exit_code);
   foveal::tools::add_info_command(app, exit_code);
   foveal::tools::add_cache_command(app, exit_code);
