@@ -87,16 +87,20 @@ check cases cases
 check features sharded '*/Features.*16_*:*Invariance*:-*f32*'
 check large sharded '*Large*'
 check shapes sharded 'All/Shapes.*/*16_d*:-*d328*:*d512*'
-FOVEAL_TEST_FLASH_ATTN_VERSION=2 check version-2 sharded '*/Features.*16_*:*Invariance*:*Large*:-*f32*'
+# Queries in fp8 have no version 2.
+FOVEAL_TEST_FLASH_ATTN_VERSION=2 check version-2 sharded '*/Features.*16_*:*Invariance*:*Large*:-*f32*:Fp8/*'
 check bench-test "$programs/bench_test" --gtest_brief=1
 check engine "$programs/serving_engine_tests" --gtest_brief=1 --gtest_filter='*CudaEngine*'
 check same-text same_text
 if ! $quick; then
   some='*bf16_splits:*bf16_fp8_e4m3_cache:*bf16_cascade:*bf16_sinks:*bf16_plain_keys:*/bf16_d128_g3_b16:*/bf16_d256_g5_b16:*Large*bf16_d128_128_g4_window:*Large*bf16_d256_256_g2_splits'
-  check memcheck sanitizer memcheck "FlashAttnGpu.Graph*:$some"
-  check racecheck sanitizer racecheck "$some"
+  fp8='Fp8/*d64_64_g4_plain:Fp8/*d256_256_g2_splits:*Large*bf16_d64_64_g1_fp8_e4m3_cache'
+  check memcheck sanitizer memcheck "FlashAttnGpu.Graph*:$some:$fp8"
+  # Without fp8: the tool does not see the order between what a warp widens and what another clears, since one lane arrives at
+  # the barrier between them for its whole warp.
+  check racecheck sanitizer racecheck "$some:-*fp8*"
   check initcheck sanitizer initcheck 'FlashAttnGpu.RepeatsBitForBit'
-  check synccheck sanitizer synccheck "$some"
+  check synccheck sanitizer synccheck "$some:$fp8"
   check measure "$programs/foveal" bench --device cuda --json "$out/bench.json"
   cat "$out/measure.log"
 fi

@@ -104,11 +104,11 @@ TEST(ParseTrace, NamesTheMalformedLine) {
     SCOPED_TRACE(line);
     expect_error(
         ErrorCode::io, [&] { parse_trace(mooncake("1", "2", "3", "[4]") + line, "m.jsonl"); },
-        "m.jsonl: line 2: ", what);
+        "m.jsonl: line 2", what);
   };
-  json("{\"timestamp\": 1,", "not a JSON object");
+  json("{\"timestamp\": 1,", "is not JSON");
   json("[1]", "not a JSON object");
-  json("\n" + mooncake("1", "2", "3", "[4]"), "not a JSON object");
+  json("\n" + mooncake("1", "2", "3", "[4]"), "is not JSON");
   json(std::string(100000, '['), "nests deeper");
   json(R"({"timestamp": 1, "output_length": 1, "hash_ids": [1]})", "input_length is missing");
   json(mooncake("-1", "2", "3", "[4]"), "timestamp is -1");
