@@ -1,18 +1,16 @@
 // Attention forward for sm_90a: TMA, wgmma, warp specialisation. There is one block an SM, which
-// takes work items of the planner until none is left. It has a warpgroup of producers, of which
-// three warps work, and two or three warpgroups of consumers with 64 rows each:
+// takes work items of the planner until none is left. Its warps have roles: producers, a warp or a
+// few each, and two or three warpgroups of consumers with 64 rows each:
 //
 //   schedule        claims the next item and says what it is
 //   produce_keys    its query, then its tiles of keys, as room comes up
 //   produce_values  its tiles of values
-//   widen           makes tiles of 16 bits of those that come in fp8: of values, and of keys where
-//   the
-//                   query is not fp8 too. Four warps in another warpgroup then
+//   widen           where they come in fp8: makes tiles of 16 bits of values, and of keys if the
+//                   query has 16 bits
 //   consume         scores of tile i + 1 = query · keysᵀ and output += p · values of tile i are
-//   issued
-//                   together; the softmax of tile i + 1 runs beside the second of them, and beside
-//                   the products of the other warpgroups. The first scores of the next item are
-//                   issued before the output of this one is stored
+//                   issued together; the softmax of tile i + 1 runs beside the second of them, and
+//                   beside the products of the other warpgroups. The first scores of the next item
+//                   are issued before the output of this one is stored
 //
 // What passes between them stands in rings of stages in shared memory, each with a barrier for full
 // and one for empty. Tiles of keys are walked from the last to the first, so that the masked ones

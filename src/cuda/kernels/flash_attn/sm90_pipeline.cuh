@@ -62,7 +62,7 @@ constexpr int kConsumers = kGroupOnly + kWarpgroups;
 
 using Scores = float[kBlockN / 2];
 using Sums = float[kHeadSizeV / 2];  // Of the output.
-using Weight = tile::TypeOf<sizeof(Query) == 2 ? kQueryType : DType::f16>::type;
+using Weight = TypeOf<sizeof(Query) == 2 ? kQueryType : DType::f16>;
 using Weights = unsigned[kPSteps][4];  // As A operands of the products with the values.
 
 /// What all lanes of a warp know to be the same: lets the compiler know it too.
