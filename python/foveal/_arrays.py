@@ -35,6 +35,8 @@ class Described:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires a gradient, which Foveal does not compute: detach it, or call under torch.no_grad()")
+        if torch is not None and isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj()):
+            raise ValueError(f"{name} is a view that PyTorch negates or conjugates as it reads it: pass {name}.resolve_neg().resolve_conj()")
         self.view = value
         if self.device == "cpu" and (_is_jax(value) or not hasattr(value, "reshape")):
             import numpy

@@ -23,7 +23,9 @@ class _Kept(_local):
         self.entries: dict[Any, tuple[Any, ...]] = {}
 
     def get(self, members: tuple[tuple[str, Any], ...], device: str, stream: int, causal: bool, block_size: int, num_blocks: int) -> tuple[Any, ...]:
-        key = (members, device, stream, causal, block_size, num_blocks)
+        # 3, 3.0 and True are the same key of a dict, and not the same argument.
+        key = (members, tuple(tuple(map(type, value)) if isinstance(value, tuple) else type(value) for _, value in members), device, stream, causal,
+               block_size, num_blocks)
         found = self.entries.pop(key, None)
         if found is None:
             spec = _foveal.Spec(**dict(members))

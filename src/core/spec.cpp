@@ -206,8 +206,8 @@ std::int64_t KVCacheSpec::max_blocks_per_request(std::int64_t max_seq_len,
   if (kind != Kind::sliding_window) {
     return whole;
   }
-  const std::int64_t live =
-      std::min(sliding_window - 1 + std::min(max_tokens_per_step, max_seq_len), max_seq_len);
+  const std::int64_t before = std::min(sliding_window - 1, max_seq_len);
+  const std::int64_t live = before + std::min(max_tokens_per_step, max_seq_len - before);
   return std::min(ceil_div(live, block_size) + 1, whole);
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/check.h"
 
@@ -26,6 +27,22 @@ void check_shape(std::span<const std::int64_t> shape) {
 void check_dim(const TensorView& view, int dim) {
   check(dim >= 0 && dim < view.ndim(), "TensorView: dim is {}, it must be in [0, {})", dim,
         view.ndim());
+}
+
+/// Addresses of elements must not wrap around.
+void check_reach(const TensorView& tensor) {
+  constexpr std::int64_t kMaxElements = std::int64_t{1} << 59;
+  std::int64_t reach = 0;
+  for (int i = 0; i < tensor.ndim() && tensor.numel() > 0; ++i) {
+    std::int64_t step = 0;
+    const bool fits =
+        tensor.size(i) == 1 ||
+        (tensor.stride(i) > -kMaxElements && tensor.stride(i) < kMaxElements &&
+         !__builtin_mul_overflow(tensor.size(i) - 1, std::abs(tensor.stride(i)), &step) &&
+         !__builtin_add_overflow(reach, step, &reach) && reach < kMaxElements);
+    check(fits, "TensorView: stride {} is {} and size {}, the elements must lie within 2^59", i,
+          tensor.stride(i), tensor.size(i));
+  }
 }
 
 }  // namespace
@@ -64,6 +81,7 @@ TensorView::TensorView(void* data, DType dtype, std::span<const std::int64_t> sh
     shape_[i] = shape[i];
     strides_[i] = strides[i];
   }
+  check_reach(*this);
 }
 
 std::int64_t TensorView::numel() const {

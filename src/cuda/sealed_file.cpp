@@ -107,6 +107,10 @@ void write_sealed(const std::filesystem::path& path, std::string_view tag, const
 }
 
 std::optional<SealedFile> find_sealed(const std::filesystem::path& path, std::string_view tag) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    fail(ErrorCode::io, "{} cannot be read: it is a folder", path.string());
+  }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) {
     if (errno == ENOENT || errno == ENOTDIR) {

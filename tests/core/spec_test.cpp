@@ -115,6 +115,8 @@ TEST(KVCacheSpec, PageSizesByKind) {
   // inside a block.
   EXPECT_EQ(sliding.max_blocks_per_request(10000, 33), 6);
   EXPECT_EQ(sliding.max_blocks_per_request(40, 33), 3);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(sliding.max_blocks_per_request(kMost, kMost), kMost / 16 + 1);
 
   const KVCacheSpec mla = KVCacheSpec::from(mla_spec(), 64);
   EXPECT_EQ(mla.kind, KVCacheSpec::Kind::mla);

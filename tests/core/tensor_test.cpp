@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -53,6 +54,24 @@ TEST(TensorView, SizesBeyond32Bits) {
   const TensorView huge(nullptr, DType::u8, {1LL << 33, 3});
   EXPECT_EQ(huge.numel(), 3 * (1LL << 33));
   EXPECT_EQ(huge.stride(0), 3);
+}
+
+TEST(TensorView, RefusesElementsWhoseAddressesWrapAround) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const auto view = [](std::vector<std::int64_t> shape, std::vector<std::int64_t> strides) {
+    return TensorView(nullptr, DType::f32, shape, strides, Device{});
+  };
+  for (const std::int64_t stride : {kMost, -kMost - 1, std::int64_t{1} << 58}) {
+    expect_error(
+        ErrorCode::invalid_argument,
+        [&] {
+          view({9, 2}, {stride, 1});
+        },
+        "stride 0 is");
+  }
+  // Of one element or none the stride does not matter.
+  EXPECT_EQ(view({1, 2}, {kMost, 1}).numel(), 2);
+  EXPECT_EQ(view({9, 0}, {kMost, 1}).numel(), 0);
 }
 
 TEST(TensorView, RefusesWhatIsOutOfRange) {

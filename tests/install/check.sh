@@ -21,11 +21,11 @@ done
 
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
 # shellcheck disable=SC2046  # the flags are words
-g++ -std=c++20 "$source/examples/quickstart/quickstart.cpp" $(pkg-config --define-variable=prefix="$work/prefix" --cflags --libs foveal) \
+g++ -std=c++20 "$source/examples/quickstart/quickstart.cpp" $(pkg-config --cflags --libs foveal) \
   -o "$work/by_pkg_config"
 LD_LIBRARY_PATH="$libdir" "$work/by_pkg_config" >/dev/null
 # shellcheck disable=SC2046
-gcc -std=c11 "$source/examples/c_engine/c_engine.c" $(pkg-config --define-variable=prefix="$work/prefix" --cflags --libs foveal_c) -lm \
+gcc -std=c11 "$source/examples/c_engine/c_engine.c" $(pkg-config --cflags --libs foveal_c) -lm \
   -o "$work/c_by_pkg_config"
 LD_LIBRARY_PATH="$libdir" "$work/c_by_pkg_config" >/dev/null
 echo "the installed library serves find_package and pkg-config"

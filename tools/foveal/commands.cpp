@@ -10,6 +10,8 @@
 #include <system_error>
 
 namespace foveal::tools {
+namespace fs = std::filesystem;
+
 namespace {
 
 template <typename T>
@@ -22,11 +24,7 @@ T parsed(std::optional<T> value, const std::string& flag, const std::string& tex
   return *value;
 }
 
-std::string beside(const std::string& path) { return path + ".partial"; }
-
 [[noreturn]] void fail_to_write(const std::string& flag, const std::string& path) {
-  std::error_code ignored;
-  std::filesystem::remove(beside(path), ignored);
   throw Error(ErrorCode::io, fmt::format("{} {} could not be written", flag, path));
 }
 
@@ -77,22 +75,59 @@ CLI::Validator whole_number(std::uint64_t max) {
 
 void require_writable(const std::string& flag, const std::string& path) {
   std::error_code error;
-  if (!std::ofstream(beside(path)) || std::filesystem::is_directory(path, error)) {
+  const fs::path target = fs::weakly_canonical(path, error);
+  const fs::file_status status = fs::status(target, error);
+  const bool exists = fs::exists(status);
+  const bool writable =
+      exists ? !fs::is_directory(status) && access(target.c_str(), W_OK) == 0 : !path.empty();
+  const fs::path folder = target.parent_path();
+  if (!writable ||
+      ((!exists || fs::is_regular_file(status)) && access(folder.c_str(), W_OK | X_OK) != 0)) {
     fail_to_write(flag, path);
   }
-  std::filesystem::remove(beside(path), error);
 }
 
 void write_file(const std::string& flag, const std::string& path, const std::string& text) {
-  std::ofstream file(beside(path));
+  require_writable(flag, path);
+  std::error_code error;
+  const fs::path target = fs::weakly_canonical(path, error);  // A link stays one.
+  const fs::file_status status = fs::status(target, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {  // A device or a pipe is written to.
+    std::ofstream file(target);
+    file << text << '\n' << std::flush;
+    if (!file) {
+      fail_to_write(flag, path);
+    }
+    return;
+  }
+  std::string beside = target.string() + ".XXXXXX";
+  const int descriptor = mkstemp(beside.data());
+  if (descriptor < 0) {
+    fail_to_write(flag, path);
+  }
+  close(descriptor);
+  std::ofstream file(beside);
   file << text << '\n';
   file.close();
-  std::error_code error;
+  // mkstemp leaves others nothing; a new file gets what is usual.
+  constexpr fs::perms kUsual{0644};
+  fs::permissions(beside, fs::exists(status) ? status.permissions() : kUsual, error);
   if (file) {
-    std::filesystem::rename(beside(path), path, error);
+    fs::rename(beside, target, error);
   }
   if (!file || error) {
+    fs::remove(beside, error);
     fail_to_write(flag, path);
+  }
+}
+
+void require_different_files(const std::string& flag, const std::string& path,
+                             const std::string& other_name, const std::string& other) {
+  std::error_code error;
+  if (!path.empty() && !other.empty() &&
+      fs::weakly_canonical(path, error) == fs::weakly_canonical(other, error)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is {}, that is {} too", flag, path, other_name));
   }
 }
 

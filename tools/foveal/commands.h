@@ -32,11 +32,15 @@ DeviceType parse_device(const std::string& flag, const std::string& value);
 CLI::Validator whole_number(std::uint64_t max);
 
 /// Writes text and an end of line into a file: beside it first, so that what it held stays when
-/// there is no room. Throws io, naming the flag that the path was given with.
+/// there is no room. A link's target is written, a device or a pipe as it is. Throws io, naming the
+/// flag that the path was given with.
 void write_file(const std::string& flag, const std::string& path, const std::string& text);
 
 /// Throws as write_file does when the file could not be written now: before long work for it.
 void require_writable(const std::string& flag, const std::string& path);
+/// Throws invalid_argument when a file to be written is another one, of the name `other_name`.
+void require_different_files(const std::string& flag, const std::string& path,
+                             const std::string& other_name, const std::string& other);
 
 /// Writes to stderr; that it cannot be written is ignored, for there is nobody left to tell.
 void print_stderr(std::string_view text) noexcept;

@@ -54,6 +54,9 @@ void run_replay(ReplayOptions& options) {
   if (!options.kv_cache_dtype.empty() && options.kv_cache_dtype != "auto") {
     settings.kv_cache_dtype = parse_dtype("--kv-cache-dtype", options.kv_cache_dtype);
   }
+  require_different_files("--json", options.json, "the trace", options.trace);
+  require_different_files("--html", options.html, "the trace", options.trace);
+  require_different_files("--html", options.html, "--json", options.json);
   if (!options.json.empty()) {
     require_writable("--json", options.json);
   }
