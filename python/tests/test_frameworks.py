@@ -43,6 +43,13 @@ def test_torch(place, dtype):
     near(flat.float().cpu(), EXPECTED.reshape(10, 4, 16), bound)
 
 
+def test_torch_views_that_negate_lazily_are_refused():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in (Q, K, V))
+    with pytest.raises(ValueError, match="value is a view that PyTorch negates"):
+        foveal.attention(q, k, torch._neg_view(v))
+
+
 def test_torch_gradients_are_refused():
     torch = pytest.importorskip("torch")
     q, k, v = (torch.from_numpy(x) for x in (Q, K, V))

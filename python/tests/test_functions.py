@@ -140,3 +140,13 @@ def test_empty_batches():
     assert foveal.attention(np.zeros((0, 3, 2, 8), np.float32), np.zeros((0, 3, 2, 8), np.float32), np.zeros((0, 3, 2, 8), np.float32)).shape == (0, 3, 2, 8)
     none = np.zeros((1, 0, 2, 8), np.float32)
     assert not foveal.attention(np.ones((1, 2, 2, 8), np.float32), none, none).any()
+
+
+def test_a_call_like_one_before_is_checked_like_the_first():
+    q, k, v = naive.random(1, 1, 4, 2, 16), naive.random(2, 1, 9, 2, 16), naive.random(3, 1, 9, 2, 16)
+    foveal.attention(q, k, v, window=1, logits_soft_cap=1)
+    for window in (1.0, True):
+        with pytest.raises(TypeError, match="window is a"):
+            foveal.attention(q, k, v, window=window, logits_soft_cap=1)
+    with pytest.raises(TypeError, match="window"):
+        foveal.attention(q, k, v, window=(1.0, 0))
