@@ -142,8 +142,8 @@ struct RowBounds {
         subnormal(half_subnormal(problem.output_dtype())) {
     score += 2.0 * input * magnitude.product;
     if (is_fp8(problem.spec.dtype)) {
-      score +=
-          0x1p-13 * static_cast<double>((problem.spec.head_size + 31) / 32) * magnitude.product;
+      const std::int64_t steps = (problem.spec.head_size + 31) / 32;
+      score += 0x1p-13 * static_cast<double>(steps) * magnitude.product;
     }
   }
 
