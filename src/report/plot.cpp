@@ -63,13 +63,15 @@ class Axis {
   std::vector<double> ticks() const {
     std::vector<double> ticks;
     if (log_) {
-      for (double tick = low_; tick <= high_ * 1.001; tick *= 10.0) {
-        ticks.push_back(tick);
+      const auto decades = std::lround(std::log10(high_ / low_));
+      for (long i = 0; i <= decades; ++i) {
+        ticks.push_back(low_ * std::pow(10.0, static_cast<double>(i)));
       }
       return ticks;
     }
-    for (double i = std::ceil(low_ / step_ - 1e-9); i * step_ <= high_ + 1e-9 * step_; ++i) {
-      ticks.push_back(i * step_);
+    const auto last = std::lround(std::floor(high_ / step_ + 1e-9));
+    for (long i = std::lround(std::ceil(low_ / step_ - 1e-9)); i <= last; ++i) {
+      ticks.push_back(static_cast<double>(i) * step_);
     }
     return ticks;
   }

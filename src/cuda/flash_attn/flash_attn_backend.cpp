@@ -1,5 +1,6 @@
 // FLASH_ATTN: attention on CUDA devices from compute capability 8.0 on.
 
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include "cuda/flash_attn/builder.h"
 #include "cuda/flash_attn/heuristics.h"
 #include "cuda/flash_attn/impl.h"
+#include "foveal/selector.h"
 
 namespace foveal {
 namespace cuda::flash_attn {
