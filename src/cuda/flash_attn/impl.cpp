@@ -187,6 +187,11 @@ void FlashImpl::do_forward(const ForwardArgs& args, const AttentionMetadata& met
   if (plan.passes.empty()) {
     return;
   }
+  const DType output = args.output.dtype();
+  if (output != DType::f16 && output != DType::bf16) {  // The core allows f32 for a query in fp8.
+    fail(ErrorCode::unsupported, "output is {}, {} writes f16 and bf16", args.output.describe(),
+         kName);
+  }
   const ContextGuard guard(plan.device);
   auto* workspace = context.workspace.empty()
                         ? (plan.workspace ? plan.workspace->as<unsigned char>() : nullptr)
