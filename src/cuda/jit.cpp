@@ -8,7 +8,6 @@
 #include <atomic>
 #include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <future>
 #include <mutex>
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/environment.h"
 #include "cuda/cubin_cache.h"
 #include "cuda/cubin_report.h"
 #include "cuda/kernel_pack.h"
@@ -29,11 +29,6 @@ namespace foveal::cuda {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 double milliseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)

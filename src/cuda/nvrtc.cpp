@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
 #include "core/check.h"
+#include "core/environment.h"
 #include "cuda/driver.h"
 
 namespace foveal::cuda {
@@ -61,11 +61,6 @@ bool find_all(void* library, Api& api) {
          find(library, "nvrtcGetProgramLog", api.log) &&
          find(library, "nvrtcGetCUBINSize", api.cubin_size) &&
          find(library, "nvrtcGetCUBIN", api.cubin);
-}
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
 }
 
 /// The folders of packages in a Python environment: lib/python3.X/site-packages.

@@ -43,7 +43,7 @@ class ReferenceImpl final : public AttentionImpl {
   void do_update_kv_cache(const TensorView& key, const TensorView& value,
                           const KVCacheView& kv_cache, const TensorView& slot_mapping,
                           const ExecutionContext& /*context*/) const override {
-    reshape_and_cache(key, value, kv_cache, slot_mapping, spec().scales);
+    reference::reshape_and_cache(key, value, kv_cache, slot_mapping, spec().scales);
   }
 
   void do_forward(const ForwardArgs& args, const AttentionMetadata& metadata,

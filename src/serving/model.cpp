@@ -1,9 +1,9 @@
 #include "serving/model.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "core/check.h"
+#include "core/environment.h"
 #include "serving/gguf.h"
 #include "serving/hf_model.h"
 #include "serving/llama2c.h"
@@ -39,14 +39,10 @@ Model load_model(const std::filesystem::path& path, ProgressFn progress, void* u
 }
 
 std::filesystem::path default_model_path() {
-  const auto variable = [](const char* name) -> std::string {
-    const char* value = std::getenv(name);
-    return value != nullptr ? value : "";
-  };
-  std::filesystem::path cache = variable("FOVEAL_CACHE_DIR");
+  std::filesystem::path cache = environment("FOVEAL_CACHE_DIR");
   if (cache.empty()) {
-    const std::string xdg = variable("XDG_CACHE_HOME");
-    cache = (xdg.empty() ? variable("HOME") + "/.cache" : xdg) + "/foveal";
+    const std::string xdg = environment("XDG_CACHE_HOME");
+    cache = (xdg.empty() ? environment("HOME") + "/.cache" : xdg) + "/foveal";
   }
   return cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf";
 }

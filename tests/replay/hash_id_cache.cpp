@@ -174,7 +174,8 @@ CacheCount count_hits(const Trace& trace, const CacheSettings& settings) {
     count.peak_blocks = std::max(count.peak_blocks, blocks.num_held());
 
     // Requests that end give their blocks back in the order of the batch: single tokens come first.
-    std::ranges::stable_partition(step, [](const auto& part) { return part.second <= 1; });
+    std::stable_partition(step.begin(), step.end(),
+                          [](const auto& part) { return part.second <= 1; });
     for (const auto& [s, tokens] : step) {
       s->computed += tokens;
       if (s->computed == s->length &&

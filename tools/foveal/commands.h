@@ -1,15 +1,22 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "foveal/foveal.h"
 
+namespace CLI {
+class App;
+class Validator;
+}  // namespace CLI
+
 // The subcommands of `foveal`, one file each. Each function adds its subcommand, whose callback
-// sets exit_code; errors are thrown and reported by main.
+// sets exit_code; errors are thrown and reported by run_cli.
 namespace foveal::tools {
+
+/// The whole program: its exit code is 0 only when the command succeeded.
+int run_cli(int argc, char** argv);
 
 CLI::App* add_bench_command(CLI::App& app, int& exit_code);
 CLI::App* add_cache_command(CLI::App& app, int& exit_code);

@@ -1,0 +1,2 @@
+// The program that the tests' precompiled headers belong to.
+int main() {}
