@@ -55,6 +55,13 @@ def _is_jax(value: Array) -> bool:
     return _framework(value) in ("jax", "jaxlib")
 
 
+def _namespace(value: Array) -> Any:
+    """The module whose functions make arrays of this type; None where there is none."""
+    if hasattr(value, "__array_namespace__"):
+        return value.__array_namespace__()
+    return sys.modules["cupy"] if _framework(value) == "cupy" else None  # CuPy before 14.
+
+
 def empty(like: Described, shape: tuple[int, ...], dtype: str | None = None) -> Array:
     """An uninitialised array of like's framework and device, of its dtype or of the one named."""
     value = like.array
@@ -69,8 +76,8 @@ def empty(like: Described, shape: tuple[int, ...], dtype: str | None = None) -> 
         import numpy
 
         return numpy.empty(shape, dtype=value.dtype if dtype is None else dtype)
-    if hasattr(value, "__array_namespace__"):
-        namespace = value.__array_namespace__()
+    namespace = _namespace(value)
+    if namespace is not None:
         wanted = value.dtype if dtype is None else getattr(namespace, dtype)
         try:
             return namespace.empty(shape, dtype=wanted, device=value.device)
@@ -100,7 +107,7 @@ def int32(like: Described, values: list[int]) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return torch.tensor(values, dtype=torch.int32, device=value.device)
-    namespace = value.__array_namespace__()
+    namespace = _namespace(value)
     return namespace.asarray(values, dtype=namespace.int32)
 
 

@@ -94,10 +94,22 @@ def _output(query: Described, out: Optional[Array], shape: tuple[int, ...]) -> A
     return out
 
 
+def _biased(members: tuple[tuple[str, Any], ...], query: Described, bias: Described, shape: tuple[int, ...], causal: bool) -> tuple[Any, list[Any]]:
+    """A builder, and layers that add the bias: one, or one for each entry of the batch."""
+    if bias.device != query.device or query.device != "cpu":
+        raise _foveal.UnsupportedError(f"bias is {bias}, with query on {query.device}: a bias is added on the CPU only")
+    if bias.dtype != "f32" or bias.shape[3] != shape[3] or any(n not in (1, wanted) for n, wanted in zip(bias.shape, shape)):
+        raise ValueError(f"bias is {bias}, it must be f32{list(shape)}, where each of the first three may be 1")
+    parts = [bias.array] if bias.shape[0] == 1 else [bias.view[b : b + 1] for b in range(shape[0])]
+    specs = [_foveal.Spec(**dict(members), _score_bias=part) for part in parts]
+    backend = _foveal.select(specs[0], device="cpu", causal=causal, needs_lse=True)
+    return backend.make_builder(specs[0], 16, 0, device="cpu"), [backend.make_layer(spec) for spec in specs]
+
+
 def attention(
     query: Array, key: Array, value: Array, *, causal: bool = False, scale: Optional[float] = None,
     window: Union[None, int, tuple[int, int]] = None, logits_soft_cap: Optional[float] = None, alibi_slopes: Any = None, sinks: Any = None,
-    out: Optional[Array] = None, return_lse: bool = False, stream: Stream = None,
+    bias: Optional[Array] = None, out: Optional[Array] = None, return_lse: bool = False, stream: Stream = None,
 ) -> Any:
     """Attention of dense batches.
 
@@ -108,7 +120,8 @@ def attention(
 
     causal: row i of q sees keys up to keys - queries + i. scale: by default 1/sqrt(head_size). window: W tokens, the token itself counted, or
     (left, right) without it; -1 is unlimited. logits_soft_cap: score becomes cap * tanh(score / cap). alibi_slopes, sinks: num_heads numbers.
-    stream: a CUDA stream; by default the current one of the query's framework.
+    bias: float32 [batch, num_heads, queries, keys], each of the first three may be 1 for all; added to the scores after the soft cap, -inf
+    hides a key. On the CPU only, and excludes alibi_slopes. stream: a CUDA stream; by default the current one of the query's framework.
 
     Raises ValueError or TypeError that names the argument, and UnsupportedError with every reason where no backend serves the call.
     """
@@ -124,9 +137,13 @@ def attention(
     members = _members(q, k.shape[2], v.shape[3], q.dtype, scale, window, logits_soft_cap, alibi_slopes, sinks)
     stream = _stream(q, stream)
     output = _output(q, out, (batch, queries, heads, v.shape[3]))
-    joined = batch <= 1 or (q.joined and k.joined and v.joined and Described("out", output, 4).joined)
+    if bias is None:
+        joined = batch <= 1 or (q.joined and k.joined and v.joined and Described("out", output, 4).joined)
+        _, _, builder, *layers = _kept.get(members, q.device, stream, causal, 16, 0)
+    else:
+        joined = False
+        builder, layers = _biased(members, q, Described("bias", bias, 4), (batch, heads, queries, keys), causal)
     at_once = batch if joined else 1
-    _, _, builder, layer = _kept.get(members, q.device, stream, causal, 16, 0)
     starts = [queries * b for b in range(at_once + 1)]
     key_starts = [keys * b for b in range(at_once + 1)]
     plan = builder.build(
@@ -136,11 +153,11 @@ def attention(
     lse = _arrays.empty(q, (heads, batch * queries), "float32") if return_lse else None
     if joined:
         rows = lambda d, a: a.reshape((d.shape[0] * d.shape[1], *d.shape[2:]))
-        layer.forward(rows(q, q.view), (rows(k, k.view), rows(v, v.view)), plan, output.reshape((batch * queries, heads, v.shape[3])), lse, stream)
+        layers[0].forward(rows(q, q.view), (rows(k, k.view), rows(v, v.view)), plan, output.reshape((batch * queries, heads, v.shape[3])), lse, stream)
     else:
         for b in range(batch):
             part = None if lse is None else lse[:, b * queries : (b + 1) * queries]
-            layer.forward(q.view[b], (k.view[b], v.view[b]), plan, output[b], part, stream)
+            layers[b % len(layers)].forward(q.view[b], (k.view[b], v.view[b]), plan, output[b], part, stream)
     output = output if out is not None else _arrays.finish(q, output)
     return (output, _arrays.finish(q, _arrays.head_first(lse, batch))) if return_lse else output
 

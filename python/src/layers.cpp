@@ -299,12 +299,12 @@ void bind_layers(nb::module_& module) {
   nb::cpp_function_def(
       [](const Backend& backend, nb::handle spec) -> nb::object {
         foveal_layer* layer = nullptr;
-        check(foveal_backend_make_layer(backend.handle.get(),
-                                        to_instance<Spec>("spec", spec, "Spec").get(), &layer));
+        const Spec& wanted = to_instance<Spec>("spec", spec, "Spec");
+        check(foveal_backend_make_layer(backend.handle.get(), wanted.get(), &layer));
         if (foveal_layer_is_mla(layer)) {
           return nb::cast(MlaLayer{decltype(MlaLayer::handle)(layer)});
         }
-        return nb::cast(Layer{decltype(Layer::handle)(layer)});
+        return nb::cast(Layer{wanted.score_bias(), decltype(Layer::handle)(layer)});
       },
       nb::scope(module.attr("Backend")), nb::name("make_layer"), nb::is_method(),
       nb::arg("spec").none(), nb::sig("def make_layer(self, spec: Spec) -> Layer | MlaLayer"),

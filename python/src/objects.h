@@ -18,11 +18,27 @@ struct Destroy {
 template <typename T, void (*destroy)(T*)>
 using Handle = std::unique_ptr<T, Destroy<T, destroy>>;
 
+/// What a layer adds to its scores: float32 [requests, num_heads, rows, keys] of any strides, a
+/// dimension with one entry serving all. Only `foveal.attention` makes one, which sees to it that
+/// no step has an index outside.
+class ScoreBias {
+ public:
+  explicit ScoreBias(nb::handle array);
+  /// A foveal_score_mod, with the ScoreBias as user_data.
+  static float add(float score, const foveal_score_index* index, void* bias);
+
+ private:
+  std::unique_ptr<Tensor> array_;
+  const float* data_ = nullptr;
+  std::int64_t strides_[4] = {};
+};
+
 /// A foveal_spec and the memory it points at.
 class Spec {
  public:
   explicit Spec(const nb::kwargs& members);
   const foveal_spec* get() const { return &c_; }
+  const std::shared_ptr<ScoreBias>& score_bias() const { return score_bias_; }
   std::string describe() const;
 
  private:
@@ -31,6 +47,7 @@ class Spec {
   std::vector<float> alibi_slopes_;
   std::vector<float> sinks_;
   std::string kv_sharing_target_;
+  std::shared_ptr<ScoreBias> score_bias_;
 };
 
 struct Selection {
@@ -78,6 +95,7 @@ struct KVCache {
 };
 
 struct Layer {
+  std::shared_ptr<ScoreBias> score_bias;  ///< Null, or what the layer points at.
   Handle<foveal_layer, foveal_layer_destroy> handle;
 };
 struct MlaLayer {

@@ -172,6 +172,30 @@ foveal_kv_cache_layout layout_of(const Backend& backend, nb::handle spec, nb::ha
 
 }  // namespace
 
+ScoreBias::ScoreBias(nb::handle array) {
+  CallStream stream{nb::none()};
+  array_ = std::make_unique<Tensor>("bias", array, Access::kRead, stream, /*optional=*/false,
+                                    /*hold=*/true);
+  const DLTensor& tensor = *array_->get();
+  if (!array_->on_cpu() || tensor.ndim != 4 || tensor.dtype.code != kDLFloat ||
+      tensor.dtype.bits != 32) {
+    raise(PyExc_ValueError, "bias must be float32 of four dimensions on the CPU");
+  }
+  data_ = reinterpret_cast<const float*>(static_cast<const std::byte*>(tensor.data) +
+                                         tensor.byte_offset);
+  for (int i = 0; i < 4; ++i) {
+    strides_[i] = tensor.shape[i] == 1 ? 0 : tensor.strides[i];
+  }
+}
+
+float ScoreBias::add(float score, const foveal_score_index* index, void* bias) {
+  const auto& self = *static_cast<const ScoreBias*>(bias);
+  return score + self.data_[index->request * self.strides_[0] +
+                            index->query_head * self.strides_[1] +
+                            index->query_row * self.strides_[2] +
+                            index->key_position * self.strides_[3]];
+}
+
 Spec::Spec(const nb::kwargs& members) {
   Keywords keywords("Spec", members);
   check(foveal_spec_init(&c_, sizeof c_));
@@ -239,6 +263,12 @@ Spec::Spec(const nb::kwargs& members) {
   if (const nb::object value = keywords.take("kv_sharing_target"); !value.is_none()) {
     kv_sharing_target_ = to_string("kv_sharing_target", value);
     c_.kv_sharing_target = kv_sharing_target_.c_str();
+  }
+  if (PyObject* bias = PyDict_GetItemString(members.ptr(), "_score_bias")) {
+    score_bias_ = std::make_shared<ScoreBias>(bias);
+    keywords.take("_score_bias");
+    c_.score_mod = &ScoreBias::add;
+    c_.mod_user_data = score_bias_.get();
   }
   keywords.expect_no_more();
   std::int64_t bytes = 0;  // Throws what is wrong with the spec.

@@ -3,8 +3,8 @@
 import numpy as np
 
 
-def attend(query, key, value, *, causal=False, scale=None, window=None, cap=None, slopes=None, sinks=None):
-    """[queries, heads, size] over [keys, kv_heads, size]: output and LSE [heads, queries]."""
+def attend(query, key, value, *, causal=False, scale=None, window=None, cap=None, slopes=None, sinks=None, bias=None):
+    """[queries, heads, size] over [keys, kv_heads, size]: output and LSE [heads, queries]. bias: [heads, queries, keys]."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     queries, heads, size = query.shape
     keys, kv_heads, _ = key.shape
@@ -27,6 +27,8 @@ def attend(query, key, value, *, causal=False, scale=None, window=None, cap=None
             scores = cap * np.tanh(scores / cap)
         if slopes is not None:
             scores = scores + slopes[h] * (at - positions)
+        if bias is not None:
+            scores = scores + bias[h]
         for i in range(queries):
             s = scores[i][seen[i]]
             if s.size == 0:

@@ -150,3 +150,25 @@ def test_a_call_like_one_before_is_checked_like_the_first():
             foveal.attention(q, k, v, window=window, logits_soft_cap=1)
     with pytest.raises(TypeError, match="window"):
         foveal.attention(q, k, v, window=(1.0, 0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 9), (1, 4, 5, 9), (3, 1, 5, 9), (3, 4, 5, 9)])
+def test_a_bias(shape):
+    q, k, v = naive.random(1, 3, 5, 4, 16), naive.random(2, 3, 9, 2, 16), naive.random(3, 3, 9, 2, 16)
+    bias = naive.random(4, *shape)
+    bias[..., 2] = -np.inf  # Hidden from all.
+    output, lse = foveal.attention(q, k, v, bias=bias, causal=True, logits_soft_cap=2.0, return_lse=True)
+    whole = np.broadcast_to(bias, (3, 4, 5, 9))
+    for b in range(3):
+        expected, expected_lse = naive.attend(q[b], k[b], v[b], causal=True, cap=2.0, bias=whole[b])
+        np.testing.assert_allclose(output[b], expected, **F32)
+        np.testing.assert_allclose(lse[b], expected_lse, **F32)
+
+
+@pytest.mark.parametrize("bias", [np.zeros((2, 4, 5, 9), np.float32), np.zeros((3, 4, 5, 1), np.float32), np.zeros((3, 4, 5, 9))])
+def test_a_wrong_bias(bias):
+    q, k, v = naive.random(1, 3, 5, 4, 16), naive.random(2, 3, 9, 2, 16), naive.random(3, 3, 9, 2, 16)
+    with pytest.raises(ValueError, match="bias is"):
+        foveal.attention(q, k, v, bias=bias)
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        foveal.attention(q, k, v, bias=np.zeros((1, 1, 1, 9), np.float32), alibi_slopes=[0.1] * 4)

@@ -65,8 +65,13 @@ def test_everything_public_is_documented():
         assert "num_heads, head_size" in getattr(foveal, name).__doc__
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "python.md").read_text(), re.S))
+def blocks():
+    return [block for page in ("python.md", "coming_from.md") for block in re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / page).read_text(), re.S)]
+
+
+@pytest.mark.parametrize("block", blocks())
 def test_the_guides_lines_run(block):
-    if "import torch" in block:
-        pytest.importorskip("torch")
-    exec(compile(block, "docs/python.md", "exec"), {"__name__": "guide"})
+    for name in ("torch", "transformers"):
+        if f"import {name}" in block:
+            pytest.importorskip(name)
+    exec(compile(block, "guide", "exec"), {"__name__": "guide"})

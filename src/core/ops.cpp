@@ -1,6 +1,8 @@
 #include "foveal/ops.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/check.h"
 #include "core/tensor_checks.h"
@@ -10,9 +12,11 @@ namespace foveal {
 namespace {
 
 /// The first backend of the global registry, in order of preference, that serves the device with
-/// plain K and V.
-AttentionBackendPtr backend_of(Device device) {
+/// plain K and V, and has the dtypes. (Where none has them, the first of the device: its functions
+/// may do more than its layers.)
+AttentionBackendPtr backend_of(Device device, DType dtype, DType cache_dtype) {
   BackendRegistry& registry = BackendRegistry::global();
+  AttentionBackendPtr first;
   for (const BackendRegistry::Entry& entry : registry.entries()) {
     AttentionBackendPtr backend;
     try {
@@ -20,12 +24,22 @@ AttentionBackendPtr backend_of(Device device) {
     } catch (const Error&) {
       continue;  // It cannot be loaded here; the next one may.
     }
-    const BackendCapabilities& capabilities = backend->capabilities();
-    if (capabilities.device == device.type && !capabilities.mla && capabilities.auto_select) {
+    const BackendCapabilities& can = backend->capabilities();
+    if (can.device != device.type || can.mla || !can.auto_select) {
+      continue;
+    }
+    const auto has = [](const std::vector<DType>& dtypes, DType wanted) {
+      return std::find(dtypes.begin(), dtypes.end(), wanted) != dtypes.end();
+    };
+    if (has(can.dtypes, dtype) && (cache_dtype == dtype || has(can.kv_cache_dtypes, cache_dtype))) {
       return backend;
     }
+    first = first ? first : backend;
   }
-  fail(ErrorCode::unsupported, "no backend serves tensors on {}", to_string(device));
+  if (!first) {
+    fail(ErrorCode::unsupported, "no backend serves tensors on {}", to_string(device));
+  }
+  return first;
 }
 
 void check_part(std::string_view name, const AttentionPart& part, const TensorView& like) {
@@ -52,7 +66,8 @@ void merge_attn_states(const AttentionPart& result, const AttentionPart& a, cons
   }
   check_part("a", a, output);
   check_part("b", b, output);
-  backend_of(output.device())->merge_attn_states(result, a, b, context);
+  backend_of(output.device(), output.dtype(), output.dtype())
+      ->merge_attn_states(result, a, b, context);
 }
 
 void reshape_and_cache(const TensorView& key, const TensorView& value, const KVCacheView& kv_cache,
@@ -76,7 +91,8 @@ void reshape_and_cache(const TensorView& key, const TensorView& value, const KVC
         "scales are k = {} and v = {}, they must be positive and finite", scales.k, scales.v);
   check_slot_mapping(slot_mapping, key.size(0), kv_cache.num_blocks() * kv_cache.block_size(),
                      device);
-  backend_of(device)->reshape_and_cache(key, value, kv_cache, slot_mapping, scales, context);
+  backend_of(device, dtype, cache_dtype)
+      ->reshape_and_cache(key, value, kv_cache, slot_mapping, scales, context);
 }
 
 }  // namespace foveal

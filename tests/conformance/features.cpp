@@ -82,8 +82,16 @@ bool needs_cache(Feature feature) {
 }  // namespace
 
 std::string backend_id() {
-  const char* id = std::getenv("FOVEAL_TEST_BACKEND");
-  return id != nullptr ? id : "CPU_ATTN";
+  static const std::string id = [] {
+    const char* named = std::getenv("FOVEAL_TEST_BACKEND");
+    const char* library = std::getenv("FOVEAL_TEST_LIBRARY");
+    const std::string id = named != nullptr ? named : "CPU_ATTN";
+    if (library != nullptr) {
+      BackendRegistry::global().add_library(id, "under test", library);
+    }
+    return id;
+  }();
+  return id;
 }
 
 bool skipped_under_sanitizer([[maybe_unused]] std::int64_t case_number) {
@@ -228,14 +236,26 @@ void apply(Feature feature, Case& test) {
   }
 }
 
+AttentionBackendPtr backend_or_reasons(const problem::AttentionProblem& problem,
+                                       std::string& reasons) {
+  static_cast<void>(BackendRegistry::global().get(backend_id()));  // Throws where there is none.
+  try {
+    return problem::choose_backend(problem, backend_id());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported || backend_id() == "CPU_ATTN") {
+      throw;
+    }
+    reasons = error.what();
+    return nullptr;
+  }
+}
+
 void expect_right(Case& test, std::uint64_t seed) {
   test.problem.fill_random(seed);
-  AttentionBackendPtr backend;
-  try {
-    backend = problem::choose_backend(test.problem, backend_id());
-  } catch (const Error& error) {
-    ASSERT_NE(backend_id(), "CPU_ATTN") << error.what();
-    GTEST_SKIP() << error.what();
+  std::string reasons;
+  const AttentionBackendPtr backend = backend_or_reasons(test.problem, reasons);
+  if (!backend) {
+    GTEST_SKIP() << reasons;
   }
   const problem::RunResult result = problem::run_problem(test.problem, *backend, test.options);
   const problem::Comparison comparison =

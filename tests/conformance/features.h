@@ -11,8 +11,8 @@
 #include "problem/run.h"
 
 // The suite that every backend runs: random problems, judged by the float64 oracle within bounds
-// that follow from the dtype (problem/judge.h). FOVEAL_TEST_BACKEND names the backend; by default
-// CPU_ATTN.
+// that follow from the dtype (problem/judge.h). FOVEAL_TEST_BACKEND names the backend, by default
+// CPU_ATTN, and FOVEAL_TEST_LIBRARY the shared library that has it, if one does.
 namespace foveal::conformance {
 
 /// Backend under test.
@@ -65,9 +65,13 @@ Case plain_case(DType dtype, std::int64_t head_size, std::int64_t num_kv_heads,
                 const std::vector<problem::Request>& requests);
 void apply(Feature feature, Case& test);
 
-/// Fills the tensors from the seed, runs the case on the backend under test and judges it. A case
-/// that the backend refuses, with a reason, is skipped unless the backend is CPU_ATTN, which serves
+/// The backend under test, or null and the reasons where it refuses the problem. CPU_ATTN serves
 /// all.
+AttentionBackendPtr backend_or_reasons(const problem::AttentionProblem& problem,
+                                       std::string& reasons);
+
+/// Fills the tensors from the seed, runs the case on the backend under test and judges it. A case
+/// that the backend refuses, with a reason, is skipped.
 void expect_right(Case& test, std::uint64_t seed);
 
 }  // namespace foveal::conformance

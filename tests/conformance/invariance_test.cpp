@@ -40,6 +40,12 @@ class Invariance : public ::testing::TestWithParam<Variant> {
     test.problem.spec.window = Window::of_tokens(200);
     test.problem.fill_random(5);
   }
+  void SetUp() override {
+    std::string reasons;
+    if (!backend_or_reasons(test.problem, reasons)) {
+      GTEST_SKIP() << reasons;
+    }
+  }
   RunResult run(const RunOptions& options) const {
     return problem::run_problem(test.problem, *problem::choose_backend(test.problem, backend_id()),
                                 options);
@@ -81,6 +87,10 @@ TEST_P(Invariance, LayoutsOfTheCache) {
 }
 
 TEST_P(Invariance, TheRestOfTheBatch) {
+  const AttentionBackendPtr backend = problem::choose_backend(test.problem, backend_id());
+  if (!backend->capabilities().batch_invariant) {
+    GTEST_SKIP() << backend->name() << " is not batch invariant";
+  }
   test.options.batch_invariant = true;
   const RunResult batch = run(test.options);
   const AttentionSpec& spec = test.problem.spec;
@@ -117,7 +127,11 @@ TEST_P(Invariance, CascadeAgreesWithOnePass) {
   apply(Feature::cascade, cascade);
   apply(Feature::sinks, cascade);
   cascade.problem.fill_random(9);
-  const auto backend = problem::choose_backend(cascade.problem, backend_id());
+  std::string reasons;
+  const AttentionBackendPtr backend = backend_or_reasons(cascade.problem, reasons);
+  if (!backend) {
+    GTEST_SKIP() << reasons;
+  }
   const problem::Solution exact = problem::solve(cascade.problem);
   for (const bool on : {true, false}) {
     cascade.options.cascade = on;

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
+#include "foveal/ops.h"
 #include "foveal/registry.h"
 #include "support/expect_error.h"
 
@@ -271,6 +275,37 @@ TEST_F(Selector, FactoriesMayChangeTheRegistry) {
   registry.override_backend("SECOND", [&] { return registry.get("SECOND"); });
   expect_error(
       ErrorCode::unsupported, [&] { registry.get("SECOND"); }, "asked for the backend");
+}
+
+/// Knows float32 only, and says so when it is asked to merge.
+struct OnlyF32 : Fake<2> {
+  static BackendCapabilities capabilities() {
+    BackendCapabilities can;
+    can.dtypes = {DType::f32};
+    return can;
+  }
+  static void merge_attn_states(const AttentionPart&, const AttentionPart&, const AttentionPart&,
+                                const ExecutionContext&) {
+    throw std::runtime_error("asked");
+  }
+  static AttentionBackendPtr make() { return make_backend<OnlyF32>(); }
+};
+
+TEST(Ops, GoToTheFirstBackendThatHasTheDtype) {
+  BackendRegistry& global = BackendRegistry::global();
+  const std::string preferred = global.entries().front().id;
+  global.override_backend(preferred, OnlyF32::make);
+  std::array<float, 2> memory{2.0F, 2.0F};
+  float lse = 0.0F;
+  const auto merge = [&](DType dtype) {
+    const AttentionPart part{TensorView(memory.data(), dtype, {1, 1, 2}),
+                             TensorView(&lse, DType::f32, {1, 1})};
+    merge_attn_states(part, part, part);
+  };
+  EXPECT_THROW(merge(DType::f32), std::runtime_error);
+  EXPECT_NO_THROW(merge(DType::bf16));
+  EXPECT_FLOAT_EQ(lse, std::log(2.0F));
+  global.clear_override(preferred);
 }
 
 TEST_F(Selector, ReportsAsTextAndJson) {

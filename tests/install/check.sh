@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs a build into a temporary prefix, then builds and runs the examples against it as projects of their own, once
-# through find_package and once through pkg-config: the quickstart as C++, the C engine with a C compiler alone.
+# through find_package and once through pkg-config: the quickstart as C++, the C engine with a C compiler alone. The
+# plug-in is loaded by a program of its own.
 #   tests/install/check.sh BUILD_FOLDER
 set -euo pipefail
 build=$(realpath "${1:?usage: tests/install/check.sh BUILD_FOLDER}")
@@ -17,6 +18,7 @@ for example in quickstart plugin c_engine; do
   cmake --build "$work/$example"
 done
 "$work/quickstart/foveal_quickstart"
+"$work/plugin/foveal_try_plugin" EXAMPLE "$work/plugin/libfoveal_example_plugin.so"
 "$work/c_engine/foveal_c_engine"
 
 export PKG_CONFIG_PATH="$libdir/pkgconfig"

@@ -34,6 +34,12 @@ Json backend_json(const BackendRegistry::Entry& entry) {
   }
   const BackendCapabilities& can = backend->capabilities();
   json["device"] = to_string(can.device);
+  if (can.device == DeviceType::cuda) {
+    json["compute_capability"] = {
+        {"min", can.min_compute_capability},
+        {"max",
+         can.max_compute_capability == 0 ? Json(nullptr) : Json(can.max_compute_capability)}};
+  }
   json["runtime"] = backend->runtime();
   json["chosen_automatically"] = can.auto_select;
   json["dtypes"] = names_json(can.dtypes);
@@ -82,9 +88,12 @@ void print_backend(const Json& backend) {
              join(backend["kv_cache_dtypes"]));
   const Json& heads = backend["head_sizes"];
   const std::int64_t multiple = heads["multiple_of"];
-  fmt::print("  head sizes   {}{}{}\n",
-             multiple > 1 ? fmt::format("multiples of {}", multiple) : "any",
-             heads["max"].is_null() ? "" : " up to " + heads["max"].dump(),
+  std::string sizes = multiple > 1 ? fmt::format("multiples of {}", multiple) : "any";
+  sizes += heads["max"].is_null() ? "" : " up to " + heads["max"].dump();
+  if (!heads["only"].empty()) {
+    sizes = fmt::format("{}", fmt::join(heads["only"].get<std::vector<std::int64_t>>(), ", "));
+  }
+  fmt::print("  head sizes   {}{}\n", sizes,
              heads["different_for_values"].get<bool>() ? ", values may differ from keys" : "");
   std::vector<std::string> blocks;
   for (const Json& size : backend["block_sizes"]) {
