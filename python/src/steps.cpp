@@ -104,7 +104,7 @@ std::unique_ptr<Metadata> build(Builder& builder, nb::handle query_start_loc, nb
                                 nb::handle max_query_len, nb::handle max_seq_len, nb::handle causal,
                                 nb::handle common_prefix_len, nb::handle fast_build,
                                 nb::handle query_start_loc_host, nb::handle seq_lens_host,
-                                nb::handle cp_local_seq_lens) {
+                                nb::handle cp_local_seq_lens, nb::handle for_graph_capture) {
   auto metadata = std::make_unique<Metadata>();
   CallStream stream{nb::none()};
   const StepTensor starts("query_start_loc", query_start_loc, stream, *metadata, false);
@@ -154,13 +154,20 @@ std::unique_ptr<Metadata> build(Builder& builder, nb::handle query_start_loc, nb
   step.cp_local_seq_lens = cp_lens.get();
   const std::int64_t prefix = to_int("common_prefix_len", common_prefix_len);
   const bool fast = to_bool("fast_build", fast_build);
+  const bool capture = to_bool("for_graph_capture", for_graph_capture);
+  if (capture && (prefix != 0 || fast)) {
+    raise(PyExc_ValueError,
+          "for_graph_capture is True, common_prefix_len must be 0 and fast_build False with it");
+  }
 
   foveal_metadata* plan = nullptr;
   foveal_status status = FOVEAL_OK;
   {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(builder.state->mutex);
-    status = foveal_builder_build(builder.state->handle.get(), prefix, &step, fast, &plan);
+    foveal_builder* handle = builder.state->handle.get();
+    status = capture ? foveal_builder_build_for_graph_capture(handle, &step, &plan)
+                     : foveal_builder_build(handle, prefix, &step, fast, &plan);
   }
   check(status);
   metadata->handle.reset(plan);
@@ -194,6 +201,21 @@ Builder make_builder(const Backend& backend, nb::handle spec, nb::handle block_s
   return made;
 }
 
+bool use_cascade(const Builder& builder, nb::handle common_prefix_len, nb::handle num_reqs,
+                 nb::handle num_tokens, nb::handle single_token_queries,
+                 nb::handle context_parallel_size) {
+  foveal_cascade_query query{};
+  query.struct_size = sizeof query;
+  query.common_prefix_len = to_int("common_prefix_len", common_prefix_len);
+  query.num_reqs = to_int("num_reqs", num_reqs);
+  query.num_tokens = to_int("num_tokens", num_tokens);
+  query.single_token_queries = to_bool("single_token_queries", single_token_queries);
+  query.context_parallel_size = to_int("context_parallel_size", context_parallel_size);
+  bool faster = false;
+  check(foveal_builder_use_cascade(builder.state->handle.get(), &query, &faster));
+  return faster;
+}
+
 const char* graph_support(const Builder& builder) {
   constexpr std::array kNames{"never", "uniform_single_token_decode", "uniform_batch", "always"};
   std::int32_t support = 0;
@@ -220,13 +242,14 @@ void bind_steps(nb::module_& module) {
           nb::arg("causal").none() = true, nb::arg("common_prefix_len").none() = 0,
           nb::arg("fast_build").none() = false, nb::arg("query_start_loc_host") = nb::none(),
           nb::arg("seq_lens_host") = nb::none(), nb::arg("cp_local_seq_lens") = nb::none(),
+          nb::arg("for_graph_capture").none() = false,
           nb::sig("def build(self, query_start_loc: Array, seq_lens: Array, *, block_table: Array "
                   "| None = None, slot_mapping: Array | None = None, key_start_loc: Array | None = "
                   "None, num_actual_tokens: int | None = None, max_query_len: int | None = None, "
                   "max_seq_len: int | None = None, causal: bool = True, common_prefix_len: int = "
                   "0, fast_build: bool = False, query_start_loc_host: Array | None = None, "
-                  "seq_lens_host: Array | None = None, cp_local_seq_lens: Array | None = None) -> "
-                  "Metadata"),
+                  "seq_lens_host: Array | None = None, cp_local_seq_lens: Array | None = None, "
+                  "for_graph_capture: bool = False) -> Metadata"),
           "Checks the step, then plans it.\n\n"
           "query_start_loc: int32 [num_reqs + 1], where each request's query rows start.\n"
           "seq_lens: int32 [num_reqs], keys of each, those of this step included.\n"
@@ -236,8 +259,20 @@ void bind_steps(nb::module_& module) {
           "num_actual_tokens, max_query_len, max_seq_len: found from the tensors where these are "
           "on\n"
           "the CPU or have host copies.\n"
+          "for_graph_capture: the plan that a captured forward reads: give the largest\n"
+          "num_actual_tokens, max_query_len and max_seq_len. A later build() of the same\n"
+          "num_actual_tokens, num_reqs and max_query_len over the same tensors is what a replay\n"
+          "then reads. Keep this Metadata as long as the graph.\n"
           "Tensors on the CPU are copied; those on a device must keep their values while the plan\n"
           "is used. Raises ValueError that names the argument.")
+      .def("use_cascade", &use_cascade, nb::arg("common_prefix_len").none(),
+           nb::arg("num_reqs").none(), nb::arg("num_tokens").none(),
+           nb::arg("single_token_queries").none() = false,
+           nb::arg("context_parallel_size").none() = 1,
+           nb::sig("def use_cascade(self, common_prefix_len: int, num_reqs: int, num_tokens: int, "
+                   "single_token_queries: bool = False, context_parallel_size: int = 1) -> bool"),
+           "Whether a step is faster with build(common_prefix_len=…), the keys that all requests\n"
+           "share; num_tokens are its query rows, one each where single_token_queries.")
       .def_prop_ro("graph_support", &graph_support)
       .def_prop_ro(
           "reorder_threshold",

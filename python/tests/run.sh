@@ -30,3 +30,6 @@ echo "$(basename "$folder"/wheel/*.whl): $size bytes"
 pip install -q --disable-pip-version-check --force-reinstall --no-deps "$folder"/wheel/foveal-*.whl
 cd "$folder"  # Away from the checkout, so that the installed package is the one imported.
 pytest -q -p no:cacheprovider "$checkout/python/tests" "$@"
+if "$folder/venv/bin/python" -c 'import torch' 2>/dev/null; then
+  pytest -q -p no:cacheprovider "$checkout/plugins/vllm/tests"
+fi

@@ -103,6 +103,41 @@ def test_torch_paged_engine_on_cuda():
         layer.forward(Q[0], cache, plan, output)
 
 
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_torch_graph():
+    """A captured forward, replayed for other lengths, each planned by a build of the same sizes."""
+    torch = pytest.importorskip("torch")
+    spec = foveal.Spec(num_heads=4, num_kv_heads=2, head_size=64, dtype="float16")
+    backend = foveal.select(spec, device="cuda:0", needs_graphs="always")
+    memory = torch.randn(backend.kv_cache_layout(spec, 16, 64).shape, dtype=torch.float16, device="cuda")
+    cache, layer = backend.kv_cache(spec, memory), backend.make_layer(spec)
+    stream = torch.cuda.Stream()
+    builder = backend.make_builder(spec, 16, 64, device="cuda:0", stream=stream)
+    query = torch.randn(8, 4, 64, dtype=torch.float16, device="cuda")
+    output = torch.empty_like(query)
+    ints = lambda values: torch.tensor(values, dtype=torch.int32, device="cuda")
+    starts, lens, table = ints([0, 3, 8]), ints([200, 300]), torch.arange(64, dtype=torch.int32, device="cuda").view(2, 32)
+    sizes = dict(block_table=table, num_actual_tokens=8, max_query_len=8, max_seq_len=512)
+    with torch.cuda.stream(stream):
+        captured = builder.build(starts, lens, **sizes, for_graph_capture=True)
+        layer.forward(query, cache, captured, output)  # Once outside, as every library wants it.
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            layer.forward(query, cache, captured, output)
+        for new_starts, new_lens in (([0, 3, 8], [200, 300]), ([0, 8, 8], [512, 0]), ([0, 1, 8], [17, 400])):
+            starts.copy_(ints(new_starts))
+            lens.copy_(ints(new_lens))
+            expected = foveal.paged_attention(query, memory, starts, lens, table, max_query_len=8, max_seq_len=512)
+            output.zero_()
+            plan = builder.build(starts, lens, **sizes)
+            graph.replay()
+            stream.synchronize()
+            near(output.float().cpu(), expected.float().cpu().numpy(), 2e-3)
+            del plan
+    assert builder.use_cascade(4096, num_reqs=64, num_tokens=64 * 64) in (True, False)
+
+
 def test_jax():
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):

@@ -125,3 +125,17 @@ def test_explain():
         foveal.select(spec(), device="cuda", compute_capability=90, backend="cpu_attn")
     assert issubclass(foveal.UnsupportedError, ValueError)
     assert foveal.devices()[0]["device"] == "cpu"
+
+
+def test_cascades_and_graphs_are_asked_of_the_builder():
+    spec = foveal.Spec(num_heads=4, num_kv_heads=4, head_size=16, dtype="float32")
+    builder = foveal.select(spec).make_builder(spec, 16, 4)
+    assert builder.use_cascade(256, num_reqs=64, num_tokens=64, single_token_queries=True) in (True, False)
+    assert builder.use_cascade(0, 1, 1) is False
+    with pytest.raises(ValueError, match="num_reqs"):
+        builder.use_cascade(256, num_reqs=-1, num_tokens=1)
+    step = (np.array([0, 1], np.int32), np.array([1], np.int32))
+    with pytest.raises(foveal.UnsupportedError, match="CPU_ATTN has graph support 'never'"):
+        builder.build(*step, block_table=np.array([[0]], np.int32), for_graph_capture=True)
+    with pytest.raises(ValueError, match="for_graph_capture is True, common_prefix_len must be 0"):
+        builder.build(*step, block_table=np.array([[0]], np.int32), common_prefix_len=16, for_graph_capture=True)

@@ -1,0 +1,4 @@
+class CPUAttentionBackend:
+    @staticmethod
+    def get_name():
+        return "CPU_ATTN"
