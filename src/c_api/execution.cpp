@@ -155,6 +155,12 @@ foveal_status foveal_builder_use_cascade(const foveal_builder* builder,
     require("builder", builder);
     require("out", out);
     const foveal_cascade_query c = read_struct("query", query);
+    for (const auto& [name, value] :
+         {std::pair{"common_prefix_len", c.common_prefix_len}, std::pair{"num_reqs", c.num_reqs},
+          std::pair{"num_tokens", c.num_tokens},
+          std::pair{"context_parallel_size", c.context_parallel_size}}) {
+      check(value >= 0, "query.{} is {}, it must not be negative", name, value);
+    }
     *out = builder->builder->use_cascade(
         {.common_prefix_len = c.common_prefix_len,
          .num_reqs = c.num_reqs,
