@@ -42,14 +42,16 @@ class Dice {
   std::mt19937_64 generator_;
 };
 
+/// 64 batches in a row are of one layer, whose kernels may have to be compiled first.
 Case random_case(std::uint64_t number) {
+  Dice layer(number / 64);
   Dice dice(number);
   const std::int64_t head_size =
-      dice.up_to(1) == 0 ? dice.one_of<std::int64_t>({64, 128, 256}) : 8 * (1 + dice.up_to(31));
-  const std::int64_t num_kv_heads = 1 + dice.up_to(2);
-  const std::int64_t group_size = 1 + dice.length(15);
+      layer.up_to(1) == 0 ? layer.one_of<std::int64_t>({64, 128, 256}) : 8 * (1 + layer.up_to(31));
+  const std::int64_t num_kv_heads = 1 + layer.up_to(2);
+  const std::int64_t group_size = 1 + layer.length(15);
   // So that a batch takes some milliseconds in the oracle.
-  std::int64_t work = 8'000'000 / (num_kv_heads * group_size * head_size);
+  std::int64_t work = (8'000'000 >> dice.up_to(5)) / (num_kv_heads * group_size * head_size);
   std::vector<problem::Request> requests;
   for (std::int64_t left = 1 + dice.up_to(11); left > 0; --left) {
     problem::Request request{dice.up_to(2) == 0 ? 1 : dice.length(400), dice.length(3000)};
@@ -61,14 +63,17 @@ Case random_case(std::uint64_t number) {
       requests.push_back(request);
     }
   }
-  Case test = plain_case(dice.one_of({DType::f32, DType::f16, DType::bf16}), head_size,
-                         num_kv_heads, group_size, 16 * (1 + dice.length(15)), requests);
+  if (requests.empty()) {
+    requests.push_back({1, 20});
+  }
+  Case test = plain_case(layer.one_of({DType::f32, DType::f16, DType::bf16}), head_size,
+                         num_kv_heads, group_size, 16 * (1 + layer.length(15)), requests);
   test.options.seed = number;
-  test.options.want_lse = dice.up_to(3) != 0;
+  test.options.want_lse = layer.up_to(3) != 0;
   std::vector<Feature> features;
-  for (std::int64_t left = dice.up_to(4); left > 0; --left) {
+  for (std::int64_t left = layer.up_to(4); left > 0; --left) {
     const auto feature =
-        static_cast<Feature>(dice.up_to(static_cast<std::int64_t>(Feature::count) - 1));
+        static_cast<Feature>(layer.up_to(static_cast<std::int64_t>(Feature::count) - 1));
     const bool fits = std::none_of(features.begin(), features.end(), [&](Feature other) {
       return feature == other || exclude_each_other(feature, other);
     });
@@ -81,7 +86,7 @@ Case random_case(std::uint64_t number) {
   for (const Feature feature : features) {
     apply(feature, test);
   }
-  test.options.batch_invariant = test.options.num_splits == 0 && dice.up_to(3) == 0;
+  test.options.batch_invariant = test.options.num_splits == 0 && layer.up_to(3) == 0;
   return test;
 }
 
