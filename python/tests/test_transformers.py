@@ -126,6 +126,14 @@ def test_static_cache(calls):
     assert calls[0] == 16
 
 
+def test_compiled(calls):
+    eager, ours = make("AutoModelForCausalLM", "mistral", CAUSAL["mistral"], "cpu")
+    ids, mask = padded("left", "cpu")
+    with torch.no_grad():
+        compare(eager(ids, attention_mask=mask).logits, torch.compile(ours, backend="eager")(ids, attention_mask=mask).logits, mask, "cpu")
+    assert calls[0] == 2
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @pytest.mark.parametrize("kind", ENCODERS)

@@ -1,4 +1,4 @@
-"""Hugging Face transformers (5.x) on Foveal.
+"""Hugging Face transformers on Foveal; tested with 5.17 and 5.24.
 
     from foveal.integrations import transformers as on_foveal
 
@@ -39,11 +39,12 @@ _HARMLESS = {
 
 def register() -> None:
     """Makes attn_implementation="foveal" work in every model that chooses its attention by name."""
+    # torch.compile leaves these calls as they are.
     for name in (NAME, PACKED_NAME):
-        AttentionInterface.register(name, attend)
+        AttentionInterface.register(name, torch.compiler.disable(attend))
         # Without this entry models would be given no mask at all, and padding would be attended to.
         AttentionMaskInterface.register(name, mask)
-    AttentionInterface.register(PAGED_NAME, attend_paged)
+    AttentionInterface.register(PAGED_NAME, torch.compiler.disable(attend_paged))
 
 
 def use_in_continuous_batching(model: torch.nn.Module) -> torch.nn.Module:
