@@ -156,10 +156,10 @@ class FOVEAL_API AttentionMetadataBuilder {
   /// of range, a prefix longer than the shortest context.
   AttentionMetadataPtr build(std::int64_t common_prefix_len, const CommonAttentionMetadata& common,
                              bool fast_build = false);
-  /// As build, at the largest sizes, for capture into a device graph. A replay reads the plan of the
-  /// latest build() over the same tensors with the same num_reqs, num_actual_tokens, max_query_len
-  /// and causal; keep this metadata as long as the graph. Throws unsupported below the support
-  /// needed.
+  /// As build, at the largest sizes, for capture into a device graph. A replay reads the plan of
+  /// the latest build() over the same tensors with the same num_reqs, num_actual_tokens,
+  /// max_query_len and causal; keep this metadata as long as the graph. Throws unsupported below
+  /// the support needed.
   virtual AttentionMetadataPtr build_for_graph_capture(const CommonAttentionMetadata& common);
   /// The same plan over other blocks: for a second layer group with the same lengths. The checks of
   /// build apply.

@@ -183,17 +183,19 @@ ScoreBias::ScoreBias(nb::handle array) {
   }
   data_ = reinterpret_cast<const float*>(static_cast<const std::byte*>(tensor.data) +
                                          tensor.byte_offset);
-  for (int i = 0; i < 4; ++i) {
-    strides_[i] = tensor.shape[i] == 1 ? 0 : tensor.strides[i];
+  std::int64_t compact = 1;  // What DLPack leaves out for a compact tensor.
+  for (int i = 3; i >= 0; --i) {
+    const std::int64_t stride = tensor.strides != nullptr ? tensor.strides[i] : compact;
+    strides_[i] = tensor.shape[i] == 1 ? 0 : stride;
+    compact *= tensor.shape[i];
   }
 }
 
 float ScoreBias::add(float score, const foveal_score_index* index, void* bias) {
   const auto& self = *static_cast<const ScoreBias*>(bias);
-  return score + self.data_[index->request * self.strides_[0] +
-                            index->query_head * self.strides_[1] +
-                            index->query_row * self.strides_[2] +
-                            index->key_position * self.strides_[3]];
+  return score +
+         self.data_[index->request * self.strides_[0] + index->query_head * self.strides_[1] +
+                    index->query_row * self.strides_[2] + index->key_position * self.strides_[3]];
 }
 
 Spec::Spec(const nb::kwargs& members) {
