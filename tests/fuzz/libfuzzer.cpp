@@ -13,6 +13,7 @@ namespace {
 const foveal::fuzz::Target* chosen = nullptr;
 }
 
+// NOLINTNEXTLINE(readability-identifier-naming): the name is libFuzzer's.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   const auto& all = foveal::fuzz::targets();
   const std::string wanted = *argc > 1 ? (*argv)[1] : "";
@@ -39,6 +40,7 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   return 0;
 }
 
+// NOLINTNEXTLINE(readability-identifier-naming): the name is libFuzzer's.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   foveal::fuzz::run(*chosen, {data, size});
   return 0;
