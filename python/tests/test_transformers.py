@@ -99,9 +99,10 @@ def compare(eager, ours, mask, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_causal_models(kind, side, place, calls):
-    eager, ours = make("AutoModelForCausalLM", kind, CAUSAL[kind], place)
+@pytest.mark.parametrize("kind", [*CAUSAL, *ENCODERS])
+def test_logits(kind, side, place, calls):
+    members = CAUSAL.get(kind) or ENCODERS[kind]
+    eager, ours = make("AutoModelForCausalLM" if kind in CAUSAL else "AutoModelForMaskedLM", kind, members, place)
     ids, mask = padded(side, place)
     with torch.no_grad():
         compare(eager(ids, attention_mask=mask).logits, ours(ids, attention_mask=mask).logits, mask, place)
@@ -126,22 +127,24 @@ def test_static_cache(calls):
     assert calls[0] == 16
 
 
+def test_a_mask_that_changes():
+    """In place, in inference mode (whose tensors do not say so) and out of it."""
+    torch.manual_seed(1)
+    query = key = value = torch.randn(1, 2, 6, 16)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+            first, _ = on_foveal.attend(torch.nn.Module(), query, key, value, mask)
+            mask[..., :2] = False
+            second, _ = on_foveal.attend(torch.nn.Module(), query, key, value, mask)
+            assert not second[:, :2].any() and (first[:, 2:] - second[:, 2:]).abs().max() > 1e-3
+
+
 def test_compiled(calls):
     eager, ours = make("AutoModelForCausalLM", "mistral", CAUSAL["mistral"], "cpu")
     ids, mask = padded("left", "cpu")
     with torch.no_grad():
         compare(eager(ids, attention_mask=mask).logits, torch.compile(ours, backend="eager")(ids, attention_mask=mask).logits, mask, "cpu")
-    assert calls[0] == 2
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("kind", ENCODERS)
-def test_encoders(kind, side, place, calls):
-    eager, ours = make("AutoModelForMaskedLM", kind, ENCODERS[kind], place)
-    ids, mask = padded(side, place)
-    with torch.no_grad():
-        compare(eager(ids, attention_mask=mask).logits, ours(ids, attention_mask=mask).logits, mask, place)
     assert calls[0] == 2
 
 
@@ -207,7 +210,7 @@ def test_masks(name, rows):
     for given in (mask, added):
         output, _ = on_foveal.attend(torch.nn.Module(), query, key, value, given, scaling=0.3)
         assert (output - expected).abs().max() < 1e-5
-    in_sequences = on_foveal._analysed(mask, 3, 12) is not None
+    in_sequences = on_foveal._calls(mask, 3, 12) is not None
     assert in_sequences == ("holes" not in name) or (name, rows) == ("prefix-right", 12)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -76,25 +76,36 @@ def mask(
     )
 
 
-class _Analysed:
-    """What calls_of made of the latest masks: all layers of a step share one or two."""
+class _Remembered:
+    """What was made of tensors that come again in every layer or step, while they live and are not written."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[int, int, int], tuple[Any, int, Optional[list[Call]]]] = {}
+        self.entries: dict[tuple[Any, ...], tuple[Any, int, Any]] = {}
 
-    def __call__(self, given: torch.Tensor, batch: int, keys: int) -> Optional[list[Call]]:
-        """The calls for a mask [batch or 1, 1, rows, keys or more], bool or of what is added to scores; None where there are none."""
-        place = (id(given), batch, keys)
-        tensor, version, calls = self.entries.get(place, (None, 0, None))
-        if tensor is None or tensor() is not given or version != given._version:
-            visible = _visible(given)
-            calls = None if visible is None else calls_of(visible[:, 0, :, :keys].expand(batch, -1, -1))
-            self.entries = {k: entry for k, entry in self.entries.items() if entry[0]() is not None}
-            self.entries[place] = (weakref.ref(given), given._version, calls)
-        return calls
+    def get(self, tensor: torch.Tensor, make: Callable[..., Any], *arguments: Any) -> Any:
+        """make(tensor, *arguments), or what that was the last time."""
+        if tensor.is_inference():  # Whether it was written since cannot be known.
+            return make(tensor, *arguments)
+        place = (id(tensor), make, *arguments)
+        known, version, value = self.entries.get(place, (None, 0, None))
+        if known is None or known() is not tensor or version != tensor._version:
+            value = make(tensor, *arguments)
+            self.entries = {k: entry for k, entry in list(self.entries.items()) if entry[0]() is not None}
+            self.entries[place] = (weakref.ref(tensor), tensor._version, value)
+        return value
 
 
-_analysed = _Analysed()
+_remembered = _Remembered()
+
+
+def _calls(given: torch.Tensor, batch: int, keys: int) -> Optional[list[Call]]:
+    """The calls for a mask [batch or 1, 1, rows, keys or more], bool or of what is added to scores; None where there are none."""
+    visible = _visible(given)
+    return None if visible is None else calls_of(visible[:, 0, :, :keys].expand(batch, -1, -1))
+
+
+def _numbers(sinks: torch.Tensor) -> tuple[float, ...]:
+    return tuple(sinks.detach().float().tolist())
 
 
 def _visible(given: torch.Tensor) -> Optional[torch.Tensor]:
@@ -116,7 +127,7 @@ def attend(
     rows, keys = query.shape[2], key.shape[2]
     causal = (is_causal if is_causal is not None else getattr(module, "is_causal", True)) and attention_mask is None
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    options = {"scale": scale, "logits_soft_cap": softcap, "sinks": None if s_aux is None else s_aux.detach().float()}
+    options = {"scale": scale, "logits_soft_cap": softcap, "sinks": None if s_aux is None else _remembered.get(s_aux, _numbers)}
     size = value.shape[-1]
     query, key, value = (_rows(x) for x in (query, key, value))
     window = int(sliding_window) if causal and sliding_window is not None else None
@@ -130,7 +141,7 @@ def attend(
     if attention_mask is not None:
         if attention_mask.dim() != 4:
             raise ValueError(f"attention_mask has the shape {list(attention_mask.shape)}, it must be [batch, 1 or num_heads, {rows}, {keys}]")
-        calls = None if bias is not None else _analysed(attention_mask, query.shape[0], keys)
+        calls = None if bias is not None else _remembered.get(attention_mask, _calls, query.shape[0], keys)
         if calls is not None:
             return _in_calls(query, key, value, calls, options)[..., :size], None
         if bias is None and query.is_cuda:
