@@ -53,8 +53,14 @@ class MemoryFile {
 void read_cases(Bytes bytes) { problem::parse_cases(text_of(bytes), "fuzz"); }
 
 std::vector<std::string> case_seeds() {
-  return {R"({"name": "a", "num_heads": 2, "num_kv_heads": 1, "head_size": 8, "requests": []})",
-          R"([{"name": "b", "spec": {"window": [3, 0], "sinks": [0.5]}, "block_size": 16}])"};
+  return {R"([{"name": "a", "why": "a seed",
+ "spec": {"num_heads": 4, "num_kv_heads": 2, "head_size": 8, "scale": 1.0, "causal": true,
+          "window": [3, 0], "logits_soft_cap": 5.0, "sinks": [0, 1, 2, 3]},
+ "block_size": 4, "requests": [{"q_len": 1, "kv_len": 3}, {"q_len": 1, "kv_len": 2, "mask": [[1, 0]]}],
+ "query": {"one_hot": 2}, "key": {"tokens": [1, 2, 3]}, "value": "kv_head",
+ "vary": {"num_splits": [1, 4]}, "poison": "next_block", "dtypes": ["f32", "bf16"],
+ "expect": {"output": [[[1, 2, 3, 4]], [[5, 6, 7, 8]]],
+            "lse": [[[1, 2, 3, 4]], [[5, 6, 7, null]]]}}])"};
 }
 
 void read_problem(Bytes bytes) {
@@ -106,8 +112,19 @@ void read_gguf(Bytes bytes) {
 std::vector<std::string> gguf_seeds() {
   serving::testing::GgufBuilder file;
   file.string("general.architecture", "llama").u32("llama.block_count", 1);
-  file.u32("llama.embedding_length", 8).u32("llama.attention.head_count", 1);
-  file.f32("llama.rope.freq_base", 1e4F).strings("tokenizer.ggml.tokens", {"a", "b"});
+  file.u32("llama.embedding_length", 8).u32("llama.feed_forward_length", 8);
+  file.u32("llama.context_length", 16).u32("llama.attention.head_count", 1);
+  file.u32("llama.attention.head_count_kv", 1).f32("llama.rope.freq_base", 1e4F);
+  file.f32("llama.attention.layer_norm_rms_epsilon", 1e-6F);
+  file.f32_tensor("token_embd.weight", {8, 4}, 0.0F, 1.0F);
+  file.f32_tensor("output_norm.weight", {8}, 0.0F, 1.0F);
+  for (const std::string_view norm : {"attn_norm", "ffn_norm"}) {
+    file.f32_tensor("blk.0." + std::string(norm) + ".weight", {8}, 0.0F, 1.0F);
+  }
+  for (const std::string_view matrix :
+       {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"}) {
+    file.f32_tensor("blk.0." + std::string(matrix) + ".weight", {8, 8}, 0.0F, 1.0F);
+  }
   return {file.build()};
 }
 
@@ -137,11 +154,15 @@ void read_hf_tokenizer(Bytes bytes) {
 }
 
 std::vector<std::string> hf_tokenizer_seeds() {
-  return {R"({"added_tokens": [{"id": 3, "content": "<|im_end|>", "special": true}],
- "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
- "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})"
-          "\xFF\xFF"
-          "abba <|im_end|>"};
+  return {
+      R"({"added_tokens": [{"id": 4, "content": "<|im_end|>", "special": true, "lstrip": false}],
+ "normalizer": null, "post_processor": null,
+ "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+   {"type": "Digits", "individual_digits": true},
+   {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]},
+ "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "1": 3}, "merges": ["a b"]}})"
+      "\xFF\xFF"
+      "abba1<|im_end|>"};
 }
 
 void read_llama2c_tokenizer(Bytes bytes) {
