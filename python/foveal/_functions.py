@@ -137,7 +137,7 @@ def attention(
     members = _members(q, k.shape[2], v.shape[3], q.dtype, scale, window, logits_soft_cap, alibi_slopes, sinks)
     stream = _stream(q, stream)
     output = _output(q, out, (batch, queries, heads, v.shape[3]))
-    if bias is None:
+    if bias is None or batch == 0:
         joined = batch <= 1 or (q.joined and k.joined and v.joined and Described("out", output, 4).joined)
         _, _, builder, *layers = _kept.get(members, q.device, stream, causal, 16, 0)
     else:

@@ -19,8 +19,8 @@ template <typename T, void (*destroy)(T*)>
 using Handle = std::unique_ptr<T, Destroy<T, destroy>>;
 
 /// What a layer adds to its scores: float32 [requests, num_heads, rows, keys] of any strides, a
-/// dimension with one entry serving all. Only `foveal.attention` makes one, which sees to it that
-/// no step has an index outside.
+/// dimension with one entry serving all. Only `foveal.attention` makes one, and checks its shape;
+/// in a step that goes beyond it scores become NaN.
 class ScoreBias {
  public:
   explicit ScoreBias(nb::handle array);
@@ -30,6 +30,7 @@ class ScoreBias {
  private:
   std::unique_ptr<Tensor> array_;
   const float* data_ = nullptr;
+  std::int64_t sizes_[4] = {};
   std::int64_t strides_[4] = {};
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "arguments.h"
@@ -187,15 +188,23 @@ ScoreBias::ScoreBias(nb::handle array) {
   for (int i = 3; i >= 0; --i) {
     const std::int64_t stride = tensor.strides != nullptr ? tensor.strides[i] : compact;
     strides_[i] = tensor.shape[i] == 1 ? 0 : stride;
+    sizes_[i] = tensor.shape[i];
     compact *= tensor.shape[i];
   }
 }
 
 float ScoreBias::add(float score, const foveal_score_index* index, void* bias) {
   const auto& self = *static_cast<const ScoreBias*>(bias);
-  return score +
-         self.data_[index->request * self.strides_[0] + index->query_head * self.strides_[1] +
-                    index->query_row * self.strides_[2] + index->key_position * self.strides_[3]];
+  const std::int64_t at[4] = {index->request, index->query_head, index->query_row,
+                              index->key_position};
+  std::int64_t offset = 0;
+  for (int i = 0; i < 4; ++i) {
+    if (self.sizes_[i] != 1 && at[i] >= self.sizes_[i]) {
+      return std::numeric_limits<float>::quiet_NaN();
+    }
+    offset += at[i] * self.strides_[i];
+  }
+  return score + self.data_[offset];
 }
 
 Spec::Spec(const nb::kwargs& members) {

@@ -127,6 +127,34 @@ def test_static_cache(calls):
     assert calls[0] == 16
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1, 6), (2, 1, 1, 6), (1, 1, 5, 6), (2, 1, 5, 1), (2, 1, 5, 9), (1, 2, 5, 6)])
+def test_masks_that_are_broadcast(shape):
+    torch.manual_seed(1)
+    query, key, value = torch.randn(2, 2, 5, 16), torch.randn(2, 2, 6, 16), torch.randn(2, 2, 6, 16)
+    mask = torch.rand(shape) > 0.3
+    mask[..., 0] = True
+    scores = (query @ key.transpose(2, 3) / 4).masked_fill(~mask[..., :6], -torch.inf)
+    for given in (mask, torch.where(mask, 0.0, -torch.inf)):
+        output, _ = on_foveal.attend(torch.nn.Module(), query, key, value, given)
+        assert (output - (scores.softmax(-1) @ value).transpose(1, 2)).abs().max() < 1e-5
+    for rows, keys in ((0, 6), (5, 0)):
+        output, _ = on_foveal.attend(torch.nn.Module(), query[:, :, :rows], key[:, :, :keys], value[:, :, :keys], torch.ones(1, 1, rows, keys) > 0)
+        assert output.shape == (2, rows, 2, 16) and not output.any()
+
+
+@pytest.mark.parametrize(("cls", "kind", "inputs"), [
+    ("AutoModel", "splinter", ["input_ids"]), ("AutoModel", "layoutlm", ["input_ids"]), ("AutoModel", "pegasus_x", ["input_ids", "decoder_input_ids"]),
+])
+def test_models_that_sdpa_would_not_take(cls, kind, inputs, calls):
+    """Their layers do not say, or say wrongly, whether they are causal; only their masks do."""
+    eager, ours = make(cls, kind, dict(PAIR, **ENCODER) if kind == "pegasus_x" else ENCODER, "cpu")
+    ids, mask = padded("none", "cpu", 16)
+    with torch.no_grad():
+        states = [model(**dict.fromkeys(inputs, ids)).last_hidden_state for model in (eager, ours)]
+    compare(*states, mask, "cpu")
+    assert calls[0] > 0
+
+
 def test_a_mask_that_changes():
     """In place, in inference mode (whose tensors do not say so) and out of it."""
     torch.manual_seed(1)
@@ -135,7 +163,7 @@ def test_a_mask_that_changes():
         with mode():
             mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
             first, _ = on_foveal.attend(torch.nn.Module(), query, key, value, mask)
-            mask[..., :2] = False
+            mask.numpy()[..., :2] = False
             second, _ = on_foveal.attend(torch.nn.Module(), query, key, value, mask)
             assert not second[:, :2].any() and (first[:, 2:] - second[:, 2:]).abs().max() > 1e-3
 
@@ -210,7 +238,7 @@ def test_masks(name, rows):
     for given in (mask, added):
         output, _ = on_foveal.attend(torch.nn.Module(), query, key, value, given, scaling=0.3)
         assert (output - expected).abs().max() < 1e-5
-    in_sequences = on_foveal._calls(mask, 3, 12) is not None
+    in_sequences = on_foveal._calls(mask, 3, rows, 12) is not None
     assert in_sequences == ("holes" not in name) or (name, rows) == ("prefix-right", 12)
 
 
@@ -222,16 +250,23 @@ def test_refusals():
         ("output_attentions is True", None, {"output_attentions": True}),
         ("block_indices is a tensor", None, {"block_indices": torch.zeros(1)}),
         (r"attention_mask has the shape \[1, 4\]", torch.ones(1, 4), {}),
+        (r"attention_mask has the shape \[1, 1, 3, 4\]", torch.ones(1, 1, 3, 4), {}),
+        ("attention_mask is torch.int64", torch.ones(1, 1, 4, 4, dtype=torch.int64), {}),
+        ("Module has no is_causal", None, {}),
     ):
         with pytest.raises(ValueError, match=match):
             on_foveal.attend(module, query, key, value, mask, **options)
     with pytest.raises(ValueError, match="attention_mask is None for 4 causal queries of 6 keys"):
-        on_foveal.attend(module, query, torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 16), None)
+        on_foveal.attend(module, query, torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 16), None, is_causal=True)
     eager, ours = make("AutoModelForCausalLM", "bloom", dict(vocab_size=99, hidden_size=64, n_layer=2, n_head=4), "cpu")
     with pytest.raises(foveal.UnsupportedError, match="bloom computes its attention itself"):
         ours(torch.ones(1, 4, dtype=torch.long))
+    blip = transformers.BlipTextModel(transformers.BlipTextConfig(num_hidden_layers=1, hidden_size=64, intermediate_size=64, vocab_size=99))
+    blip.config._attn_implementation = "foveal"
+    with pytest.raises(foveal.UnsupportedError, match="blip_text_model computes its attention itself"):
+        blip(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1, 0]]))
     with pytest.raises(ValueError, match="requires a gradient"):
-        on_foveal.attend(module, query.clone().requires_grad_(), key, value)
+        on_foveal.attend(module, query.clone().requires_grad_(), key, value, is_causal=True)
 
 
 @pytest.mark.parametrize("place", PLACES)

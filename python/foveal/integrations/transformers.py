@@ -14,11 +14,10 @@ keys between visible ones (on a GPU; the CPU computes any), a bias on a GPU, arg
 from __future__ import annotations
 
 import sys
-import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from .. import UnsupportedError, attention, varlen_attention
@@ -59,53 +58,50 @@ def _updates_cache() -> bool:
     return "paged|sdpa" in AttentionInterface._global_mapping
 
 
+@torch.compiler.assume_constant_result
+def _models_beside(package: str) -> tuple[bool, bool]:
+    """Of the models whose files are in the package: whether all choose their attention by name, and whether all then follow what SDPA expects,
+    that is, attention without a mask is causal where the layer's `is_causal` says so, and only there."""
+    loaded = [module for name, module in list(sys.modules.items()) if name.startswith(f"{package}.modeling_")]
+    classes = [value for module in loaded for value in vars(module).values() if isinstance(value, type) and issubclass(value, PreTrainedModel)]
+    own = [value for value in classes if value.__module__.startswith(f"{package}.")]
+    return all(hasattr(module, "ALL_ATTENTION_FUNCTIONS") for module in loaded), bool(own) and all(value._supports_sdpa for value in own)
+
+
 def mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0, *, allow_is_causal_skip: bool = True, config: Any = None,
-    **kwargs: Any,
+    batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0, *, allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False, config: Any = None, **kwargs: Any,
 ) -> Optional[torch.Tensor]:
-    """A bool mask [batch, 1, q_length, kv_length], or None where causality alone says it, or nothing is hidden."""
-    # Some old models take the masks of any attention's name, compute attention themselves, and would add our bool mask to their scores.
-    modeling = sys.modules.get(type(config).__module__.replace("configuration_", "modeling_"))
-    if modeling is not None and not hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
+    """A bool mask [batch, 1, q_length, kv_length], or None where the layer's own causality says it all."""
+    by_name, as_sdpa = _models_beside(type(config).__module__.rpartition(".")[0])
+    if not by_name:
+        # Some old models take the masks of any attention's name, compute attention themselves, and would add our bool mask to their scores.
         raise UnsupportedError(f"attn_implementation is {NAME!r}, but {config.model_type} computes its attention itself: use 'eager'")
     # None stands for causality only where it cannot mean two things: the last row is at the last key.
     ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     plain = ends_together and q_length in (1, kv_length)
-    return sdpa_mask(
-        batch_size, q_length, kv_length, q_offset, kv_offset, allow_is_causal_skip=allow_is_causal_skip and plain, **kwargs
+    made = sdpa_mask(
+        batch_size, q_length, kv_length, q_offset, kv_offset, allow_is_causal_skip=allow_is_causal_skip and plain and as_sdpa,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip and as_sdpa, **kwargs,
     )
+    if made is not None and not torch.compiler.is_compiling():
+        made.foveal_calls = {}  # It is ours, and will not be written: what is found out about it serves all layers.
+    return made
 
 
-class _Remembered:
-    """What was made of tensors that come again in every layer or step, while they live and are not written."""
-
-    def __init__(self) -> None:
-        self.entries: dict[tuple[Any, ...], tuple[Any, int, Any]] = {}
-
-    def get(self, tensor: torch.Tensor, make: Callable[..., Any], *arguments: Any) -> Any:
-        """make(tensor, *arguments), or what that was the last time."""
-        if tensor.is_inference():  # Whether it was written since cannot be known.
-            return make(tensor, *arguments)
-        place = (id(tensor), make, *arguments)
-        known, version, value = self.entries.get(place, (None, 0, None))
-        if known is None or known() is not tensor or version != tensor._version:
-            value = make(tensor, *arguments)
-            self.entries = {k: entry for k, entry in list(self.entries.items()) if entry[0]() is not None}
-            self.entries[place] = (weakref.ref(tensor), tensor._version, value)
-        return value
+def _calls(given: torch.Tensor, batch: int, rows: int, keys: int) -> Optional[list[Call]]:
+    """The calls for a mask [batch or 1, 1, rows or 1, keys or more], bool or of what is added to scores; None where there are none."""
+    known = getattr(given, "foveal_calls", {})
+    shape = (batch, rows, keys)
+    if shape not in known:
+        visible = _visible(given)
+        known[shape] = None if visible is None else calls_of(_fit(visible, rows, keys)[:, 0].expand(batch, -1, -1))
+    return known[shape]
 
 
-_remembered = _Remembered()
-
-
-def _calls(given: torch.Tensor, batch: int, keys: int) -> Optional[list[Call]]:
-    """The calls for a mask [batch or 1, 1, rows, keys or more], bool or of what is added to scores; None where there are none."""
-    visible = _visible(given)
-    return None if visible is None else calls_of(visible[:, 0, :, :keys].expand(batch, -1, -1))
-
-
-def _numbers(sinks: torch.Tensor) -> tuple[float, ...]:
-    return tuple(sinks.detach().float().tolist())
+def _fit(given: torch.Tensor, rows: int, keys: int) -> torch.Tensor:
+    """Caches of a fixed length have masks that reach beyond the keys."""
+    return given[..., :keys].expand(-1, -1, rows, keys)
 
 
 def _visible(given: torch.Tensor) -> Optional[torch.Tensor]:
@@ -125,23 +121,26 @@ def attend(
     [batch, S, num_heads, head_size_v]. s_aux: the sinks. Rows that see no key come out as zeros."""
     _refuse_unknown(dropout, kwargs)
     rows, keys = query.shape[2], key.shape[2]
-    causal = (is_causal if is_causal is not None else getattr(module, "is_causal", True)) and attention_mask is None
+    packed = attention_mask is None and kwargs.get("cu_seq_lens_q") is not None
+    # A single row sees all keys either way.
+    causal = attention_mask is None and (rows > 1 or packed) and _is_causal(module, is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    options = {"scale": scale, "logits_soft_cap": softcap, "sinks": None if s_aux is None else _remembered.get(s_aux, _numbers)}
+    options = {"scale": scale, "logits_soft_cap": softcap, "sinks": None if s_aux is None else s_aux.detach().float()}
     size = value.shape[-1]
     query, key, value = (_rows(x) for x in (query, key, value))
     window = int(sliding_window) if causal and sliding_window is not None else None
 
-    if attention_mask is None and kwargs.get("cu_seq_lens_q") is not None:
+    if packed:
         return _packed(query, key, value, kwargs, causal=causal, window=window, **options)[..., :size], None
-    if causal and rows not in (1, keys):
+    if causal and rows != keys:
         raise ValueError(f"attention_mask is None for {rows} causal queries of {keys} keys: it must say which key the first of them is at")
 
+    if not query.numel() or not keys:
+        return query.new_zeros(*query.shape[:3], size), None
     bias = position_bias
     if attention_mask is not None:
-        if attention_mask.dim() != 4:
-            raise ValueError(f"attention_mask has the shape {list(attention_mask.shape)}, it must be [batch, 1 or num_heads, {rows}, {keys}]")
-        calls = None if bias is not None else _remembered.get(attention_mask, _calls, query.shape[0], keys)
+        _check_mask(attention_mask, query, keys)
+        calls = None if bias is not None else _calls(attention_mask, query.shape[0], rows, keys)
         if calls is not None:
             return _in_calls(query, key, value, calls, options)[..., :size], None
         if bias is None and query.is_cuda:
@@ -149,9 +148,9 @@ def attend(
                 "attention_mask hides keys between keys that the same row sees, differs between heads, or adds to scores: on a GPU it must be causal, "
                 "bidirectional, a window of one of them, and padding"
             )
-        bias = _added(bias, attention_mask[..., :keys])
+        bias = _added(bias, _fit(attention_mask, rows, keys))
     if bias is not None:
-        bias = bias.detach().float().expand(-1, -1, rows, -1)[..., :keys]
+        bias = _fit(bias.detach().float(), rows, keys)
     output = attention(query, key, value, causal=causal, window=window, bias=bias, **options)
     return output[..., :size], None
 
@@ -171,6 +170,24 @@ def attend_paged(
         module, query, key, value, attention_mask, is_causal=True, sliding_window=sliding_window, cu_seq_lens_k=cu_seq_lens_k,
         max_length_q=max_seqlen_q, max_length_k=max_seqlen_k, **kwargs,
     )
+
+
+def _is_causal(module: torch.nn.Module, given: Optional[bool]) -> bool:
+    """Of a layer that is called without a mask."""
+    if given is not None or hasattr(module, "is_causal"):
+        return module.is_causal if given is None else given
+    if not _models_beside(type(module).__module__.rpartition(".")[0])[1]:
+        raise ValueError(f"attention_mask is None, and {type(module).__name__} has no is_causal: it cannot be known whether it is causal")
+    return True  # As SDPA takes it.
+
+
+def _check_mask(given: torch.Tensor, query: torch.Tensor, keys: int) -> None:
+    batch, rows, heads, _ = query.shape
+    fits = given.dim() == 4 and given.shape[0] in (1, batch) and given.shape[1] in (1, heads) and given.shape[2] in (1, rows)
+    if not fits or (given.shape[3] != 1 and given.shape[3] < keys):
+        raise ValueError(f"attention_mask has the shape {list(given.shape)}, it must be [{batch} or 1, {heads} or 1, {rows} or 1, {keys}]")
+    if given.dtype != torch.bool and not given.is_floating_point():
+        raise ValueError(f"attention_mask is {given.dtype}, it must be bool, or floats to be added to scores")
 
 
 def _refuse_unknown(dropout: float, kwargs: dict[str, Any]) -> None:
