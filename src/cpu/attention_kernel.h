@@ -59,8 +59,8 @@ struct TokenIndex {
   }
 };
 
-/// Partial results, [KV heads · rows]: unnormalised outputs of `stride` floats, the largest score
-/// and the sum of exp(score − largest).
+/// Partial results, [KV heads · rows]: unnormalised outputs of `stride` floats, what they are
+/// relative to (the largest score or up to 8 less) and the sum of exp(score − that).
 struct PartialBuffer {
   float* output = nullptr;
   float* max = nullptr;
@@ -99,8 +99,11 @@ struct AttentionCall {
 /// The instruction set the machine lets the kernel use, for people.
 std::string runtime();
 
-/// Floats of scratch a thread needs; aligned to 64 bytes.
-std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v);
+/// Floats of scratch a thread needs for items of up to `rows` rows; aligned to 64 bytes.
+std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v, std::int64_t rows);
+
+/// Rows of an item, at most: what a thread keeps of them shall fit an L2 beside other things.
+std::int64_t max_item_rows(std::int64_t head_size, std::int64_t head_size_v);
 
 /// Floats between the rows of scratch and partial buffers for rows of `size`.
 constexpr std::int64_t padded_size(std::int64_t size) { return (size + 15) / 16 * 16; }

@@ -16,22 +16,19 @@ HWY_BEFORE_NAMESPACE();
 namespace foveal {
 namespace HWY_NAMESPACE {
 
-/// c[i][j] = c_scale[i] · c[i][j] + Σ_t a[i·a_row + t·a_step] · b[t·b_stride + j] for four rows i
-/// and kVectors vectors of columns j; without c_scale c starts from 0. The terms are added in the
-/// order of t, each rounded once where there is an FMA, whatever the block's shape.
+/// c[i][j] = [c[i][j] +] Σ_t a[i·a_row + t·a_step] · b[t·b_stride + j] for four rows i and kVectors
+/// vectors of columns j. The terms are added in the order of t, each rounded once where there is an
+/// FMA, whatever the block's shape.
 template <int kVectors>
 HWY_INLINE void multiply_block(const float* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_step,
                                const float* HWY_RESTRICT b, std::int64_t b_stride,
-                               std::int64_t depth, const float* HWY_RESTRICT c_scale,
-                               float* HWY_RESTRICT c, std::int64_t c_stride) {
+                               std::int64_t depth, bool accumulate, float* HWY_RESTRICT c,
+                               std::int64_t c_stride) {
   const FloatTag d;
   using V = hn::Vec<FloatTag>;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
   const auto start = [&](std::int64_t i, std::int64_t j) HWY_ATTR {
-    if (c_scale == nullptr || j >= kVectors) {
-      return hn::Zero(d);
-    }
-    return hn::Mul(hn::Set(d, c_scale[i]), hn::Load(d, c + i * c_stride + j * n));
+    return accumulate && j < kVectors ? hn::Load(d, c + i * c_stride + j * n) : hn::Zero(d);
   };
   V c00 = start(0, 0), c01 = start(0, 1), c02 = start(0, 2), c03 = start(0, 3);
   V c10 = start(1, 0), c11 = start(1, 1), c12 = start(1, 2), c13 = start(1, 3);
@@ -79,24 +76,21 @@ HWY_INLINE void multiply_block(const float* HWY_RESTRICT a, std::int64_t a_row, 
 
 /// The same for `rows` (a multiple of 4, or padded to it) and `columns` (a multiple of a vector).
 inline void multiply(const float* a, std::int64_t a_row, std::int64_t a_step, const float* b,
-                     std::int64_t b_stride, std::int64_t depth, const float* c_scale, float* c,
+                     std::int64_t b_stride, std::int64_t depth, bool accumulate, float* c,
                      std::int64_t c_stride, std::int64_t rows, std::int64_t columns) {
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(FloatTag()));
   // 16 accumulators fit where there are 32 registers, 8 where there are 16.
   constexpr int kWide = HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3 ? 2 : 4;
-  const auto row_scale = [c_scale](std::int64_t i) {
-    return c_scale == nullptr ? nullptr : c_scale + i;
-  };
   std::int64_t j = 0;
   for (; j + kWide * n <= columns; j += kWide * n) {
     for (std::int64_t i = 0; i < rows; i += 4) {
-      multiply_block<kWide>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, row_scale(i),
+      multiply_block<kWide>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, accumulate,
                             c + i * c_stride + j, c_stride);
     }
   }
   for (; j < columns; j += n) {
     for (std::int64_t i = 0; i < rows; i += 4) {
-      multiply_block<1>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, row_scale(i),
+      multiply_block<1>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, accumulate,
                         c + i * c_stride + j, c_stride);
     }
   }

@@ -11,12 +11,29 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 /// Relative time of an item. Loading keys and values costs as much as about 16 rows of arithmetic.
 std::int64_t cost(const WorkItem& item) { return item.keys.tiles() * (item.num_rows + 16); }
 
-/// Calls emit(first row, rows) for each tile of packed rows.
+/// Calls emit(first row, rows) for each item of packed rows.
 template <typename Emit>
-void for_each_row_tile(std::int64_t num_rows, const Emit& emit) {
-  for (std::int64_t row = 0; row < num_rows; row += kTileRows) {
-    emit(row, std::min(kTileRows, num_rows - row));
+void for_each_item(std::int64_t num_rows, std::int64_t item_rows, const Emit& emit) {
+  for (std::int64_t row = 0; row < num_rows; row += item_rows) {
+    emit(row, std::min(item_rows, num_rows - row));
   }
+}
+
+/// Rows an item has at most: as many as leave each thread some items to balance the load with.
+std::int64_t rows_per_item(const PlanInput& input) {
+  constexpr std::int64_t kItemsPerThread = 4;
+  std::int64_t rows = input.max_item_rows;
+  for (; rows > kBlockRows; rows -= kBlockRows) {
+    std::int64_t items = 0;
+    for (std::size_t r = 0; r < input.seq_lens.size(); ++r) {
+      const std::int64_t query_len = input.query_start_loc[r + 1] - input.query_start_loc[r];
+      items += ceil_div(query_len * input.group_size, rows);
+    }
+    if (items * input.num_kv_heads >= kItemsPerThread * input.num_threads) {
+      break;
+    }
+  }
+  return rows;
 }
 
 /// The keys that at least one of the rows sees: both ends of a row's range grow with its position.
@@ -28,12 +45,12 @@ KeyRange visible_to_any(const PlanInput& input, const WorkItem& item) {
   return {std::max(begin, input.common_prefix_len), end};
 }
 
-std::vector<WorkItem> request_tiles(const PlanInput& input) {
+std::vector<WorkItem> request_tiles(const PlanInput& input, std::int64_t item_rows) {
   std::vector<WorkItem> tiles;
   for (std::size_t r = 0; r < input.seq_lens.size(); ++r) {
     const std::int64_t start = input.query_start_loc[r];
     const std::int64_t query_len = input.query_start_loc[r + 1] - start;
-    for_each_row_tile(query_len * input.group_size, [&](std::int64_t row, std::int64_t rows) {
+    for_each_item(query_len * input.group_size, item_rows, [&](std::int64_t row, std::int64_t rows) {
       WorkItem item{.request = static_cast<std::int64_t>(r),
                     .first_token = start,
                     .first_row = row,
@@ -49,7 +66,7 @@ std::vector<WorkItem> request_tiles(const PlanInput& input) {
 }
 
 /// The shared prefix, for the rows of all requests as if they were one (no row is masked in it).
-std::vector<WorkItem> prefix_tiles(const PlanInput& input) {
+std::vector<WorkItem> prefix_tiles(const PlanInput& input, std::int64_t item_rows) {
   std::vector<WorkItem> tiles;
   if (input.common_prefix_len == 0 || input.query_start_loc.back() == 0) {
     return tiles;
@@ -59,7 +76,7 @@ std::vector<WorkItem> prefix_tiles(const PlanInput& input) {
   while (input.query_start_loc[static_cast<std::size_t>(request) + 1] == 0) {
     ++request;
   }
-  for_each_row_tile(input.query_start_loc.back() * input.group_size,
+  for_each_item(input.query_start_loc.back() * input.group_size, item_rows,
                     [&](std::int64_t row, std::int64_t rows) {
                       tiles.push_back({.request = request,
                                        .first_token = 0,
@@ -107,8 +124,9 @@ KeyRange split_keys(const KeyRange& keys, std::int64_t index, std::int64_t count
 
 Plan make_plan(const PlanInput& input) {
   Plan plan;
-  const std::vector<WorkItem> prefix = prefix_tiles(input);
-  const std::vector<WorkItem> tiles = request_tiles(input);
+  const std::int64_t item_rows = rows_per_item(input);
+  const std::vector<WorkItem> prefix = prefix_tiles(input, item_rows);
+  const std::vector<WorkItem> tiles = request_tiles(input, item_rows);
   const std::int64_t share = fair_share(input, prefix, tiles);
 
   // All tiles of the prefix are split alike; the partial of packed row i of the step lies at i.
@@ -153,6 +171,9 @@ Plan make_plan(const PlanInput& input) {
   }
   std::stable_sort(plan.items.begin(), plan.items.end(),
                    [](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); });
+  for (const WorkItem& item : plan.items) {
+    plan.max_rows = std::max(plan.max_rows, item.num_rows);
+  }
   return plan;
 }
 

@@ -9,9 +9,11 @@
 
 namespace foveal::cpu {
 
-/// Packed query rows (tokens × query heads of one KV head) a task handles together: 64 rows of
-/// float32 queries, keys, values and output for heads of 128 take 128 KiB, well inside of an L2.
-inline constexpr std::int64_t kTileRows = 64;
+/// Packed query rows (tokens × query heads of one KV head) that are multiplied with a tile of keys
+/// together: 64 rows of float32 queries, keys, values and output for heads of 128 take 128 KiB.
+inline constexpr std::int64_t kBlockRows = 64;
+/// Rows of a task, at most: blocks that share the loading of keys and values.
+inline constexpr std::int64_t kMaxItemRows = 4 * kBlockRows;
 /// Keys a task handles at a time. Tiles begin at multiples of this position, so that which keys
 /// share a tile depends on nothing but their positions.
 inline constexpr std::int64_t kTileKeys = 64;
@@ -79,6 +81,7 @@ struct Plan {
   std::vector<MergeItem> merges;
   std::vector<std::int64_t> parts;  ///< Partial row of a merge item's first row.
   std::int64_t partial_rows = 0;    ///< A KV head.
+  std::int64_t max_rows = 0;        ///< Of an item.
 };
 
 struct PlanInput {
@@ -89,7 +92,8 @@ struct PlanInput {
   std::int64_t group_size = 1;
   std::int64_t common_prefix_len = 0;
   int num_threads = 1;
-  std::int64_t num_splits = 0;  ///< 0: by load.
+  std::int64_t num_splits = 0;                ///< 0: by load.
+  std::int64_t max_item_rows = kBlockRows;    ///< A multiple of kBlockRows.
 };
 
 /// Cuts a step into tasks. Keys no row of a task sees are not part of it. Splits of the keys are

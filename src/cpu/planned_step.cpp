@@ -210,12 +210,13 @@ AttentionMetadataPtr StepBuilder::do_build(std::int64_t common_prefix_len,
                  .group_size = geometry.group_size,
                  .common_prefix_len = invariant ? 0 : common_prefix_len,
                  .num_threads = num_threads,
-                 .num_splits = invariant ? 1 : config().num_splits});
+                 .num_splits = invariant ? 1 : config().num_splits,
+                 .max_item_rows = max_item_rows(geometry.head_size, geometry.head_size_v)});
 
   const WorkspaceLayout layout{
       .partial_rows = plan.partial_rows * geometry.num_kv_heads,
       .partial_stride = padded_size(geometry.head_size_v),
-      .scratch_floats = scratch_floats(geometry.head_size, geometry.head_size_v),
+      .scratch_floats = scratch_floats(geometry.head_size, geometry.head_size_v, plan.max_rows),
       .num_threads = num_threads};
   if (workspace_ == nullptr || workspace_->size() < layout.size_bytes()) {
     // Plans made before keep theirs.

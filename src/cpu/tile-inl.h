@@ -21,12 +21,30 @@ namespace foveal {
 namespace HWY_NAMESPACE {
 
 using cpu::AttentionCall;
+using cpu::kBlockRows;
+using cpu::kMaxItemRows;
 using cpu::kTileKeys;
-using cpu::kTileRows;
+using cpu::padded_size;
 using cpu::WorkItem;
 
 inline constexpr std::int64_t kCacheLine = 64;
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+/// A thread's scratch, given out from its beginning.
+class Scratch {
+ public:
+  explicit Scratch(float* begin) : next_(begin) {}
+
+  template <typename T = float>
+  T* take(std::int64_t floats) {
+    float* const taken = next_;
+    next_ += floats;
+    return reinterpret_cast<T*>(taken);
+  }
+
+ private:
+  float* next_;
+};
 
 /// Rows are multiplied four at a time, and rows on lanes are whole vectors of them.
 HWY_INLINE std::int64_t pad_rows(std::int64_t rows) {
@@ -35,70 +53,88 @@ HWY_INLINE std::int64_t pad_rows(std::int64_t rows) {
   return (rows + multiple - 1) / multiple * multiple;
 }
 
-/// One tile's scratch, and where it is in the keys.
-struct Tile {
-  Tile(const AttentionCall& call, const WorkItem& work, std::int64_t head, float* scratch)
-      : item(work),
-        kv_head(head),
-        row_stride(pad_rows(work.num_rows)),
-        key_stride(cpu::padded_size(call.head_size)),
-        output_stride(cpu::padded_size(call.head_size_v)),
-        value_stride(call.values_in_keys ? key_stride : output_stride) {
-    const auto take = [&scratch](std::int64_t floats) {
-      float* taken = scratch;
-      scratch += floats;
-      return taken;
-    };
-    query = take(kTileRows * key_stride);
-    query_columns = take(call.head_size * kTileRows);
-    keys = values = take(kTileKeys * std::max(key_stride, value_stride));
-    scores = take(kTileKeys * kTileRows);
-    output = take(kTileRows * output_stride);
-    max = take(kTileRows);
-    sum = take(kTileRows);
-    correction = take(kTileRows);
-    slope = take(kTileRows);
-    position = reinterpret_cast<std::int32_t*>(take(kTileRows));
-    visible_begin = reinterpret_cast<std::int32_t*>(take(kTileRows));
-    visible_end = reinterpret_cast<std::int32_t*>(take(kTileRows));
+/// Up to kBlockRows rows of an item, and what is kept of them from tile to tile.
+struct RowBlock {
+  /// What the constructor takes of the scratch.
+  static std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v) {
+    return kBlockRows * (padded_size(head_size) + padded_size(head_size_v) + 7);
   }
 
-  std::int64_t query_head(const AttentionCall& call, std::int64_t row) const {
-    return kv_head * call.group_size + (item.first_row + row) % call.group_size;
+  RowBlock(const AttentionCall& call, const WorkItem& item, std::int64_t first, Scratch& scratch)
+      : first_row(item.first_row + first),
+        num_rows(std::min(kBlockRows, item.num_rows - first)),
+        stride(pad_rows(num_rows)) {
+    query = scratch.take(kBlockRows * padded_size(call.head_size));
+    output = scratch.take(kBlockRows * padded_size(call.head_size_v));
+    max = scratch.take(kBlockRows);
+    sum = scratch.take(kBlockRows);
+    correction = scratch.take(kBlockRows);
+    slope = scratch.take(kBlockRows);
+    position = scratch.take<std::int32_t>(kBlockRows);
+    visible_begin = scratch.take<std::int32_t>(kBlockRows);
+    visible_end = scratch.take<std::int32_t>(kBlockRows);
+  }
+
+  std::int64_t query_head(const AttentionCall& call, std::int64_t kv_head, std::int64_t row) const {
+    return kv_head * call.group_size + (first_row + row) % call.group_size;
   }
   /// Of the item's tokens.
   std::int64_t token(const AttentionCall& call, std::int64_t row) const {
-    return (item.first_row + row) / call.group_size;
+    return (first_row + row) / call.group_size;
   }
+  /// Both ends of what a row sees grow with the row.
+  std::int64_t first_visible() const { return visible_begin[0]; }
+  std::int64_t last_visible() const { return visible_end[num_rows - 1]; }
 
-  const WorkItem& item;
-  std::int64_t kv_head;
-  std::int64_t row_stride;  ///< Rows, padded.
-  std::int64_t key_stride;
-  std::int64_t output_stride;
-  std::int64_t value_stride;  ///< Of values that are part of their keys: that of the keys.
+  std::int64_t first_row;  ///< Packed row of the request.
+  std::int64_t num_rows;
+  std::int64_t stride;  ///< Rows, padded.
 
-  float* query;          ///< [row][key_stride], scaled
-  float* query_columns;  ///< [head_size][row_stride], scaled
-  float* keys;           ///< [key][key_stride]
-  float* values;         ///< [key][value_stride], in the place of the keys: one tile fits an L1
-  float* scores;         ///< [key][row_stride]; after the softmax, the weights
-  float* output;         ///< [row][output_stride], not normalised
+  float* query;   ///< Scaled: with rows on lanes [head_size][stride], else [row][padded head_size]
+  float* output;  ///< Not normalised: with rows on lanes [size][stride], else [row][padded size]
   // One number a row:
-  float* max;
-  float* sum;
-  float* correction;  ///< What sum and output so far are multiplied by.
+  float* max;         ///< What scores are relative to, see online_softmax.
+  float* sum;         ///< Of the weights.
+  float* correction;  ///< What the output so far is multiplied by.
   float* slope;
   std::int32_t* position;
   std::int32_t* visible_begin;
   std::int32_t* visible_end;
+};
+
+/// Some keys of an item's, which all its blocks are multiplied with.
+struct Tile {
+  static std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v) {
+    return kTileKeys * (padded_size(head_size) + padded_size(head_size_v) + kBlockRows);
+  }
+
+  Tile(const AttentionCall& call, const WorkItem& work, std::int64_t head, Scratch& scratch)
+      : item(work),
+        kv_head(head),
+        key_stride(padded_size(call.head_size)),
+        value_stride(call.values_in_keys ? key_stride : padded_size(call.head_size_v)) {
+    keys = scratch.take(kTileKeys * padded_size(call.head_size));
+    values = scratch.take(kTileKeys * padded_size(call.head_size_v));
+    if (call.values_in_keys) {
+      values = keys;
+    }
+    scores = scratch.take(kTileKeys * kBlockRows);
+  }
+
+  const WorkItem& item;
+  std::int64_t kv_head;
+  std::int64_t key_stride;
+  std::int64_t value_stride;  ///< Of values that are part of their keys: that of the keys.
+
+  float* keys;    ///< [key][key_stride]
+  float* values;  ///< [key][value_stride]
+  float* scores;  ///< Of one block, [key][stride]; after the softmax, the weights
 
   std::int64_t first_key = 0;
   std::int64_t num_keys = 0;
 };
 
-// ---- load
-// ----------------------------------------------------------------------------------------
+// ---- load ----
 
 inline void zero_padding(float* rows, std::int64_t num_rows, std::int64_t size,
                          std::int64_t stride) {
@@ -107,52 +143,54 @@ inline void zero_padding(float* rows, std::int64_t num_rows, std::int64_t size,
   }
 }
 
-/// Scaled queries, and with rows on lanes their transpose, where rows of padding are 0.
-inline void load_query(const AttentionCall& call, const Tile& tile, bool rows_on_lanes) {
+/// Scaled queries, with rows on lanes as columns, where rows of padding are 0. `row_buffer` is of
+/// one padded row.
+inline void load_query(const AttentionCall& call, const Tile& tile, const RowBlock& block,
+                       bool rows_on_lanes, float* row_buffer) {
   const FloatTag d;
-  for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-    const std::byte* source =
-        call.query.row(tile.item.first_token + tile.token(call, row), tile.query_head(call, row));
-    float* target = tile.query + row * tile.key_stride;
+  for (std::int64_t row = 0; row < block.num_rows; ++row) {
+    const std::byte* source = call.query.row(tile.item.first_token + block.token(call, row),
+                                             block.query_head(call, tile.kv_head, row));
+    float* const target = rows_on_lanes ? row_buffer : block.query + row * tile.key_stride;
     load_row(call.query.dtype, source, target, static_cast<std::size_t>(call.head_size));
     for (std::int64_t i = 0; i < tile.key_stride; i += static_cast<std::int64_t>(hn::Lanes(d))) {
       hn::Store(hn::Mul(hn::Load(d, target + i), hn::Set(d, call.scale)), d, target + i);
     }
+    for (std::int64_t i = 0; rows_on_lanes && i < call.head_size; ++i) {
+      block.query[i * block.stride + row] = target[i];
+    }
   }
-  zero_padding(tile.query, tile.item.num_rows, call.head_size, tile.key_stride);
   if (!rows_on_lanes) {
+    zero_padding(block.query, block.num_rows, call.head_size, tile.key_stride);
     return;
   }
   for (std::int64_t i = 0; i < call.head_size; ++i) {
-    float* column = tile.query_columns + i * tile.row_stride;
-    for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-      column[row] = tile.query[row * tile.key_stride + i];
-    }
-    std::fill(column + tile.item.num_rows, column + tile.row_stride, 0.0F);
+    float* const column = block.query + i * block.stride;
+    std::fill(column + block.num_rows, column + block.stride, 0.0F);
   }
 }
 
-inline void start_rows(const AttentionCall& call, const Tile& tile) {
-  for (std::int64_t row = 0; row < tile.row_stride; ++row) {
-    tile.max[row] = kMinusInfinity;
-    tile.sum[row] = 0.0F;
-    tile.slope[row] = 0.0F;
-    tile.position[row] = 0;
-    tile.visible_begin[row] = 0;
-    tile.visible_end[row] = 0;
+inline void start_rows(const AttentionCall& call, const Tile& tile, const RowBlock& block) {
+  for (std::int64_t row = 0; row < block.stride; ++row) {
+    block.max[row] = kMinusInfinity;
+    block.sum[row] = 0.0F;
+    block.slope[row] = 0.0F;
+    block.position[row] = 0;
+    block.visible_begin[row] = 0;
+    block.visible_end[row] = 0;
   }
-  for (std::int64_t row = 0; row < tile.item.num_rows; ++row) {
-    const std::int64_t position = tile.item.first_position + tile.token(call, row);
+  for (std::int64_t row = 0; row < block.num_rows; ++row) {
+    const std::int64_t position = tile.item.first_position + block.token(call, row);
     const cpu::KeyRange visible =
         tile.item.unmasked ? tile.item.keys : call.mask.visible(tile.item.seq_len, position);
-    tile.position[row] = static_cast<std::int32_t>(position);
-    tile.visible_begin[row] = static_cast<std::int32_t>(visible.begin);
-    tile.visible_end[row] = static_cast<std::int32_t>(visible.end);
+    block.position[row] = static_cast<std::int32_t>(position);
+    block.visible_begin[row] = static_cast<std::int32_t>(visible.begin);
+    block.visible_end[row] = static_cast<std::int32_t>(visible.end);
     if (call.alibi_slopes != nullptr) {
-      tile.slope[row] = call.alibi_slopes[tile.query_head(call, row)];
+      block.slope[row] = call.alibi_slopes[block.query_head(call, tile.kv_head, row)];
     }
   }
-  std::fill(tile.output, tile.output + tile.row_stride * tile.output_stride, 0.0F);
+  std::fill(block.output, block.output + block.stride * padded_size(call.head_size_v), 0.0F);
 }
 
 /// The keys from `first` on that share a tile with it, up to the item's last.

@@ -60,7 +60,7 @@ TEST(Plan, GroupsArePackedIntoRows) {
   const Plan plan = make_plan(input);
   std::int64_t rows = 0;
   for (const WorkItem& item : plan.items) {
-    EXPECT_LE(item.num_rows, kTileRows);
+    EXPECT_LE(item.num_rows, kBlockRows);
     rows += item.num_rows;
   }
   EXPECT_EQ(rows, 4 * 71);
