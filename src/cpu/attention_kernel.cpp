@@ -144,7 +144,11 @@ void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
                                std::int64_t kv_head, float* scratch_begin) {
   Scratch scratch(scratch_begin);
   Tile tile(call, item, kv_head, scratch);
-  float* const row_buffer = tile.scores;  // Before the first tile and after the last.
+  static_assert(kBlockRows <= kTileKeys);
+  // A block's queries before the first tile, and outputs after the last, in the place of keys and
+  // values.
+  float* const rows = tile.keys;
+  const std::int64_t output_stride = padded_size(call.head_size_v);
   const auto for_each_block = [&](const auto& use) {
     Scratch of_blocks = scratch;
     for (std::int64_t row = 0; row < item.num_rows; row += kBlockRows) {
@@ -153,7 +157,8 @@ void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
   };
 
   for_each_block([&](const RowBlock& block) {
-    load_query(call, tile, block, true, row_buffer);
+    load_query_rows(call, tile, block, rows);
+    transpose(rows, tile.key_stride, block.stride, tile.key_stride, block.query, block.stride);
     start_rows(call, tile, block);
   });
   for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
@@ -166,11 +171,9 @@ void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
     for_each_block([&](const RowBlock& block) { attend_to_tile(call, tile, block); });
   }
   for_each_block([&](const RowBlock& block) {
+    transpose(block.output, block.stride, output_stride, block.stride, rows, output_stride);
     for (std::int64_t row = 0; row < block.num_rows; ++row) {
-      for (std::int64_t i = 0; i < padded_size(call.head_size_v); ++i) {
-        row_buffer[i] = i < call.head_size_v ? block.output[i * block.stride + row] : 0.0F;
-      }
-      finish_row(call, tile, block, row, row_buffer);
+      finish_row(call, tile, block, row, rows + row * output_stride);
     }
   });
 }
@@ -247,7 +250,7 @@ void attend_with_head_on_lanes(const AttentionCall& call, const WorkItem& item,
   Tile tile(call, item, kv_head, scratch);
   const RowBlock block(call, item, 0, scratch);
   const std::int64_t output_stride = padded_size(call.head_size_v);
-  load_query(call, tile, block, false, nullptr);
+  load_query_rows(call, tile, block, block.query);
   start_rows(call, tile, block);
 
   for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;

@@ -120,6 +120,50 @@ KeyRange split_keys(const KeyRange& keys, std::int64_t index, std::int64_t count
   return {std::max(keys.begin, bound(index)), std::min(keys.end, bound(index + 1))};
 }
 
+/// The end of the items from `first` on that are of the same request.
+std::size_t end_of_request(const std::vector<WorkItem>& items, std::size_t first) {
+  std::size_t end = first;
+  while (end < items.size() && items[end].request == items[first].request) {
+    ++end;
+  }
+  return end;
+}
+
+/// See Plan::tasks.
+void order_items(std::vector<WorkItem>& items) {
+  const auto longer = [](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); };
+  std::vector<std::span<const WorkItem>> requests;
+  for (std::size_t first = 0; first < items.size();) {
+    const std::size_t end = end_of_request(items, first);
+    std::stable_sort(items.begin() + first, items.begin() + end, longer);
+    requests.push_back({items.data() + first, end - first});
+    first = end;
+  }
+  std::stable_sort(requests.begin(), requests.end(),
+                   [&](const auto& a, const auto& b) { return longer(a.front(), b.front()); });
+  std::vector<WorkItem> ordered;
+  ordered.reserve(items.size());
+  for (const std::span<const WorkItem> request : requests) {
+    ordered.insert(ordered.end(), request.begin(), request.end());
+  }
+  items.swap(ordered);
+}
+
+std::vector<Task> tasks_of(const std::vector<WorkItem>& items, std::int64_t num_kv_heads) {
+  std::vector<Task> tasks;
+  tasks.reserve(items.size() * static_cast<std::size_t>(num_kv_heads));
+  for (std::size_t first = 0; first < items.size();) {
+    const std::size_t end = end_of_request(items, first);
+    for (std::int64_t head = 0; head < num_kv_heads; ++head) {
+      for (std::size_t item = first; item < end; ++item) {
+        tasks.push_back({static_cast<std::int32_t>(item), static_cast<std::int32_t>(head)});
+      }
+    }
+    first = end;
+  }
+  return tasks;
+}
+
 }  // namespace
 
 Plan make_plan(const PlanInput& input) {
@@ -169,8 +213,8 @@ Plan make_plan(const PlanInput& input) {
       plan.items.push_back(item);
     }
   }
-  std::stable_sort(plan.items.begin(), plan.items.end(),
-                   [](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); });
+  order_items(plan.items);
+  plan.tasks = tasks_of(plan.items, input.num_kv_heads);
   for (const WorkItem& item : plan.items) {
     plan.max_rows = std::max(plan.max_rows, item.num_rows);
   }

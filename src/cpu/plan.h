@@ -75,9 +75,18 @@ struct MergeItem {
   std::int64_t num_parts = 0;
 };
 
-/// A step's tasks: items × KV heads, then merges × KV heads.
+/// An item for one KV head.
+struct Task {
+  std::int32_t item = 0;
+  std::int32_t kv_head = 0;
+};
+
+/// A step's tasks, then its merges × KV heads.
 struct Plan {
-  std::vector<WorkItem> items;  ///< Longest first.
+  std::vector<WorkItem> items;
+  /// The requests with the longest items first. Within a request one KV head after the other, whose
+  /// keys and values then come out of a cache for all items but the first, and these longest first.
+  std::vector<Task> tasks;
   std::vector<MergeItem> merges;
   std::vector<std::int64_t> parts;  ///< Partial row of a merge item's first row.
   std::int64_t partial_rows = 0;    ///< A KV head.

@@ -241,8 +241,9 @@ void attend(const AttentionSpec& spec, const CallTensors& tensors,
   const std::int64_t kv_heads = step.geometry().num_kv_heads;
   float* const scratch = step.workspace(context) + step.layout().scratch();
   const std::int64_t thread_floats = step.layout().scratch_floats;
-  const auto attend_item = [&](std::int64_t task, int worker) {
-    run_work_item(call, plan.items[static_cast<std::size_t>(task / kv_heads)], task % kv_heads,
+  const auto attend_item = [&](std::int64_t index, int worker) {
+    const Task task = plan.tasks[static_cast<std::size_t>(index)];
+    run_work_item(call, plan.items[static_cast<std::size_t>(task.item)], task.kv_head,
                   scratch + worker * thread_floats);
   };
   const auto merge_item = [&](std::int64_t task, int worker) {
@@ -250,7 +251,7 @@ void attend(const AttentionSpec& spec, const CallTensors& tensors,
                    task % kv_heads, scratch + worker * thread_floats);
   };
   // By reference: a std::function of so large a lambda would allocate.
-  pool.parallel_for(std::ssize(plan.items) * kv_heads, std::ref(attend_item));
+  pool.parallel_for(std::ssize(plan.tasks), std::ref(attend_item));
   pool.parallel_for(std::ssize(plan.merges) * kv_heads, std::ref(merge_item));
 }
 

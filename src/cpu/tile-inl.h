@@ -90,7 +90,7 @@ struct RowBlock {
   std::int64_t num_rows;
   std::int64_t stride;  ///< Rows, padded.
 
-  float* query;   ///< Scaled: with rows on lanes [head_size][stride], else [row][padded head_size]
+  float* query;   ///< Scaled: with rows on lanes [padded head_size][stride], else [row][padded head_size]
   float* output;  ///< Not normalised: with rows on lanes [size][stride], else [row][padded size]
   // One number a row:
   float* max;         ///< What scores are relative to, see online_softmax.
@@ -143,31 +143,53 @@ inline void zero_padding(float* rows, std::int64_t num_rows, std::int64_t size,
   }
 }
 
-/// Scaled queries, with rows on lanes as columns, where rows of padding are 0. `row_buffer` is of
-/// one padded row.
-inline void load_query(const AttentionCall& call, const Tile& tile, const RowBlock& block,
-                       bool rows_on_lanes, float* row_buffer) {
+/// target[column][row] = source[row][column], for multiples of 4 of both.
+inline void transpose(const float* source, std::int64_t source_stride, std::int64_t rows,
+                      std::int64_t columns, float* target, std::int64_t target_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t column = 0; column < columns; ++column) {
+      target[column * target_stride + row] = source[row * source_stride + column];
+    }
+  }
+#else
+  const hn::FixedTag<float, 4> d;
+  for (std::int64_t row = 0; row < rows; row += 4) {
+    for (std::int64_t column = 0; column < columns; column += 4) {
+      const float* const from = source + row * source_stride + column;
+      const auto r0 = hn::Load(d, from);
+      const auto r1 = hn::Load(d, from + source_stride);
+      const auto r2 = hn::Load(d, from + 2 * source_stride);
+      const auto r3 = hn::Load(d, from + 3 * source_stride);
+      const auto even_low = hn::InterleaveLower(d, r0, r2);
+      const auto even_high = hn::InterleaveUpper(d, r0, r2);
+      const auto odd_low = hn::InterleaveLower(d, r1, r3);
+      const auto odd_high = hn::InterleaveUpper(d, r1, r3);
+      float* const to = target + column * target_stride + row;
+      hn::Store(hn::InterleaveLower(d, even_low, odd_low), d, to);
+      hn::Store(hn::InterleaveUpper(d, even_low, odd_low), d, to + target_stride);
+      hn::Store(hn::InterleaveLower(d, even_high, odd_high), d, to + 2 * target_stride);
+      hn::Store(hn::InterleaveUpper(d, even_high, odd_high), d, to + 3 * target_stride);
+    }
+  }
+#endif
+}
+
+/// Scaled queries as rows [row][key_stride], those of padding 0.
+inline void load_query_rows(const AttentionCall& call, const Tile& tile, const RowBlock& block,
+                            float* rows) {
   const FloatTag d;
   for (std::int64_t row = 0; row < block.num_rows; ++row) {
     const std::byte* source = call.query.row(tile.item.first_token + block.token(call, row),
                                              block.query_head(call, tile.kv_head, row));
-    float* const target = rows_on_lanes ? row_buffer : block.query + row * tile.key_stride;
+    float* const target = rows + row * tile.key_stride;
     load_row(call.query.dtype, source, target, static_cast<std::size_t>(call.head_size));
     for (std::int64_t i = 0; i < tile.key_stride; i += static_cast<std::int64_t>(hn::Lanes(d))) {
       hn::Store(hn::Mul(hn::Load(d, target + i), hn::Set(d, call.scale)), d, target + i);
     }
-    for (std::int64_t i = 0; rows_on_lanes && i < call.head_size; ++i) {
-      block.query[i * block.stride + row] = target[i];
-    }
   }
-  if (!rows_on_lanes) {
-    zero_padding(block.query, block.num_rows, call.head_size, tile.key_stride);
-    return;
-  }
-  for (std::int64_t i = 0; i < call.head_size; ++i) {
-    float* const column = block.query + i * block.stride;
-    std::fill(column + block.num_rows, column + block.stride, 0.0F);
-  }
+  zero_padding(rows, block.num_rows, call.head_size, tile.key_stride);
+  std::fill(rows + block.num_rows * tile.key_stride, rows + block.stride * tile.key_stride, 0.0F);
 }
 
 inline void start_rows(const AttentionCall& call, const Tile& tile, const RowBlock& block) {
