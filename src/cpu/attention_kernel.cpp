@@ -3,9 +3,9 @@
 // Scores are kept transposed, [key][row], and so is the output, [element][row]: vector lanes are
 // rows. Then keys and values are read as they lie, one broadcast an element; maximum and sum of the
 // softmax run down the columns without horizontal operations; masks, slopes and corrections are one
-// vector for all keys; and both products are the same small matrix product. A tile of keys is loaded
-// once for all blocks of 64 rows of the item. Where there are few rows (decode), lanes would stay
-// empty, so that scores are dot products with lanes over the head instead, and outputs rows.
+// vector for all keys; and both products are the same small matrix product. A tile of keys is
+// loaded once for all blocks of 64 rows of the item. Where there are few rows (decode), lanes would
+// stay empty, so that scores are dot products with lanes over the head instead, and outputs rows.
 
 #include "cpu/attention_kernel.h"
 
@@ -18,6 +18,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
 #include "cpu/multiply-inl.h"
+#include "cpu/products-inl.h"
 #include "cpu/row_ops-inl.h"
 #include "cpu/scores-inl.h"
 #include "cpu/tile-inl.h"
@@ -67,20 +68,10 @@ void finish_row(const AttentionCall& call, const Tile& tile, const RowBlock& blo
 
 // ---- rows on lanes ----
 
-bool all_values_finite(const Tile& tile) {
-  const FloatTag d;
-  auto zeros = hn::Zero(d);  // x − x is 0 for a finite x and NaN for others.
-  for (std::int64_t i = 0; i < tile.num_keys * tile.value_stride;
-       i += static_cast<std::int64_t>(hn::Lanes(d))) {
-    const auto value = hn::Load(d, tile.values + i);
-    zeros = hn::Add(zeros, hn::Sub(value, value));
-  }
-  return hn::AllFalse(d, hn::IsNaN(zeros));
-}
-
 /// output[element][row] += Σ weights[key][row] · values[key][element] without the products of
 /// weights that are 0: the values of keys that some rows see and others do not may be infinite. (So
 /// a visible key whose weight underflows counts as not seen.)
+template <class Products>
 void accumulate_nonzero(const AttentionCall& call, const Tile& tile, const Scores& scores) {
   const FloatTag d;
   const std::int64_t stride = scores.rows.stride;
@@ -90,7 +81,7 @@ void accumulate_nonzero(const AttentionCall& call, const Tile& tile, const Score
       auto sum = hn::Load(d, output);
       for (std::int64_t key = 0; key < scores.num_keys; ++key) {
         const auto weight = hn::Load(d, scores.data + key * stride + row);
-        const auto value = hn::Set(d, tile.values[key * tile.value_stride + i]);
+        const auto value = hn::Set(d, Products::value(call, tile, key, i));
         sum = hn::IfThenElse(hn::Ne(weight, hn::Zero(d)), hn::MulAdd(weight, value, sum), sum);
       }
       hn::Store(sum, d, output);
@@ -114,6 +105,7 @@ void correct_columns(const AttentionCall& call, const RowBlock& block) {
 }
 
 /// One block of rows and one tile of keys.
+template <class Products>
 void attend_to_tile(const AttentionCall& call, const Tile& tile, const RowBlock& block) {
   // Keys that no row of the block sees, behind the last that one does, are not touched.
   const Scores scores{.call = call,
@@ -126,20 +118,19 @@ void attend_to_tile(const AttentionCall& call, const Tile& tile, const RowBlock&
   if (scores.num_keys <= 0 || block.first_visible() >= tile.first_key + tile.num_keys) {
     return;
   }
-  // Keys past the last one, up to a multiple of 4, give scores that nothing reads.
-  multiply(tile.keys, tile.key_stride, 1, block.query, block.stride, call.head_size, false,
-           scores.data, block.stride, scores.num_keys, block.stride);
+  Products::multiply_keys(tile, scores);
   const bool masked = modify_scores(scores);
-  online_softmax(scores);
+  Products::weigh(tile, scores);
   correct_columns(call, block);
-  if (masked && !all_values_finite(tile)) {
-    accumulate_nonzero(call, tile, scores);
+  const bool hidden = masked || scores.num_keys % Products::kKeyStep != 0;
+  if (hidden && !Products::all_values_finite(call, tile)) {
+    accumulate_nonzero<Products>(call, tile, scores);
   } else {
-    multiply(tile.values, 1, tile.value_stride, scores.data, block.stride, scores.num_keys, true,
-             block.output, block.stride, call.head_size_v, block.stride);
+    Products::accumulate_values(tile, scores);
   }
 }
 
+template <class Products>
 void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
                                std::int64_t kv_head, float* scratch_begin) {
   Scratch scratch(scratch_begin);
@@ -156,20 +147,18 @@ void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
     }
   };
 
+  Products::begin(call);
   for_each_block([&](const RowBlock& block) {
-    load_query_rows(call, tile, block, rows);
-    transpose(rows, tile.key_stride, block.stride, tile.key_stride, block.query, block.stride);
+    Products::load_query(call, tile, block, rows);
     start_rows(call, tile, block);
   });
   for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
        tile.first_key += tile.num_keys) {
     tile.num_keys = keys_in_tile(item, tile.first_key);
-    load_tokens(call, tile, call.key, call.head_size, tile.keys, tile.key_stride);
-    if (!call.values_in_keys) {
-      load_tokens(call, tile, call.value, call.head_size_v, tile.values, tile.value_stride);
-    }
-    for_each_block([&](const RowBlock& block) { attend_to_tile(call, tile, block); });
+    Products::load_tile(call, tile);
+    for_each_block([&](const RowBlock& block) { attend_to_tile<Products>(call, tile, block); });
   }
+  Products::end(call);
   for_each_block([&](const RowBlock& block) {
     transpose(block.output, block.stride, output_stride, block.stride, rows, output_stride);
     for (std::int64_t row = 0; row < block.num_rows; ++row) {
@@ -273,7 +262,7 @@ void attend_with_head_on_lanes(const AttentionCall& call, const WorkItem& item,
       load_tokens(call, tile, call.value, call.head_size_v, tile.values, tile.value_stride);
     }
     correct_rows(block, output_stride);
-    if (masked && !all_values_finite(tile)) {
+    if (masked && !F32Products::all_values_finite(call, tile)) {
       accumulate_nonzero_rows(tile, block, output_stride);
     } else {
       multiply(tile.scores, 1, block.stride, tile.values, tile.value_stride, tile.num_keys, true,
@@ -291,8 +280,14 @@ void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t
                    float* scratch) {
   // Dot products are faster up to half a vector of rows (measured for 4 and 8 rows of heads of
   // 128). They add in another order, which a batch-invariant row must not depend on.
-  if (call.batch_invariant || item.num_rows * 2 > static_cast<std::int64_t>(hn::Lanes(FloatTag()))) {
-    attend_with_rows_on_lanes(call, item, kv_head, scratch);
+  if (call.batch_invariant ||
+      item.num_rows * 2 > static_cast<std::int64_t>(hn::Lanes(FloatTag()))) {
+    // Whose columns come in sixteens.
+    if (call.bf16 != nullptr && hn::Lanes(FloatTag()) == 16) {
+      attend_with_rows_on_lanes<Bf16Products>(call, item, kv_head, scratch);
+    } else {
+      attend_with_rows_on_lanes<F32Products>(call, item, kv_head, scratch);
+    }
   } else {
     attend_with_head_on_lanes(call, item, kv_head, scratch);
   }
@@ -344,12 +339,6 @@ HWY_EXPORT(run_merge_item);
 
 namespace cpu {
 
-std::string runtime() {
-  // Targets are bits, the best one lowest.
-  const std::int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
-  return std::string("instruction set ") + hwy::TargetName(targets & -targets);
-}
-
 std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v, std::int64_t rows) {
   return HWY_STATIC_DISPATCH(Tile)::scratch_floats(head_size, head_size_v) +
          (rows + kBlockRows - 1) / kBlockRows *
@@ -357,7 +346,7 @@ std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v, st
 }
 
 std::int64_t max_item_rows(std::int64_t head_size, std::int64_t head_size_v) {
-  constexpr std::int64_t kFloats = std::int64_t{1} << 16;
+  constexpr std::int64_t kFloats = std::int64_t{1} << 17;
   const std::int64_t rows = kFloats / (head_size + head_size_v);
   return std::clamp(rows / kBlockRows * kBlockRows, kBlockRows, kMaxItemRows);
 }

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
+#include "cpu/bf16_instructions.h"
 #include "cpu/plan.h"
 #include "foveal/dtype.h"
 #include "foveal/spec.h"
@@ -94,10 +94,10 @@ struct AttentionCall {
   const ScoreMod* score_mod = nullptr;
   const MaskMod* mask_mod = nullptr;
   bool batch_invariant = false;
+  /// Where query, keys and values are bfloat16 (or fp8, which is a part of it) and the machine's
+  /// instructions for that pay; else null.
+  const Bf16Instructions* bf16 = nullptr;
 };
-
-/// The instruction set the machine lets the kernel use, for people.
-std::string runtime();
 
 /// Floats of scratch a thread needs for items of up to `rows` rows; aligned to 64 bytes.
 std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v, std::int64_t rows);

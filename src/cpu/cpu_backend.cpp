@@ -2,6 +2,7 @@
 
 #include "core/builtin_backends.h"
 #include "cpu/cache_ops.h"
+#include "cpu/instruction_set.h"
 #include "cpu/merge_states.h"
 #include "cpu/planned_step.h"
 #include "foveal/selector.h"
@@ -52,7 +53,7 @@ struct CpuAttention {
     return can;
   }
 
-  static std::string runtime() { return cpu::runtime(); }
+  static std::string runtime() { return "instruction set " + cpu::instruction_set().name; }
 
   /// The capabilities say it all.
   static std::vector<std::string> validate(const SelectorConfig& /*config*/) { return {}; }
@@ -88,6 +89,9 @@ struct CpuAttention {
 
 }  // namespace
 
-AttentionBackendPtr make_cpu_attn_backend() { return make_backend<CpuAttention>(); }
+AttentionBackendPtr make_cpu_attn_backend() {
+  cpu::instruction_set();  // A wrong FOVEAL_CPU_TARGET is an error here, not in the first step.
+  return make_backend<CpuAttention>();
+}
 
 }  // namespace foveal

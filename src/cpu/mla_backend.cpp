@@ -7,6 +7,7 @@
 
 #include "core/builtin_backends.h"
 #include "cpu/cache_ops.h"
+#include "cpu/instruction_set.h"
 #include "cpu/merge_states.h"
 #include "cpu/planned_step.h"
 #include "foveal/selector.h"
@@ -85,7 +86,7 @@ struct CpuMla {
     return can;
   }
 
-  static std::string runtime() { return cpu::runtime(); }
+  static std::string runtime() { return "instruction set " + cpu::instruction_set().name; }
 
   /// The capabilities say it all.
   static std::vector<std::string> validate(const SelectorConfig& /*config*/) { return {}; }
@@ -113,6 +114,9 @@ struct CpuMla {
 }  // namespace
 }  // namespace cpu
 
-AttentionBackendPtr make_cpu_mla_backend() { return make_backend<cpu::CpuMla>(); }
+AttentionBackendPtr make_cpu_mla_backend() {
+  cpu::instruction_set();  // A wrong FOVEAL_CPU_TARGET is an error here, not in the first step.
+  return make_backend<cpu::CpuMla>();
+}
 
 }  // namespace foveal

@@ -50,17 +50,18 @@ std::vector<WorkItem> request_tiles(const PlanInput& input, std::int64_t item_ro
   for (std::size_t r = 0; r < input.seq_lens.size(); ++r) {
     const std::int64_t start = input.query_start_loc[r];
     const std::int64_t query_len = input.query_start_loc[r + 1] - start;
-    for_each_item(query_len * input.group_size, item_rows, [&](std::int64_t row, std::int64_t rows) {
-      WorkItem item{.request = static_cast<std::int64_t>(r),
-                    .first_token = start,
-                    .first_row = row,
-                    .num_rows = rows,
-                    .keys = {},
-                    .first_position = input.seq_lens[r] - query_len,
-                    .seq_len = input.seq_lens[r]};
-      item.keys = visible_to_any(input, item);
-      tiles.push_back(item);
-    });
+    for_each_item(query_len * input.group_size, item_rows,
+                  [&](std::int64_t row, std::int64_t rows) {
+                    WorkItem item{.request = static_cast<std::int64_t>(r),
+                                  .first_token = start,
+                                  .first_row = row,
+                                  .num_rows = rows,
+                                  .keys = {},
+                                  .first_position = input.seq_lens[r] - query_len,
+                                  .seq_len = input.seq_lens[r]};
+                    item.keys = visible_to_any(input, item);
+                    tiles.push_back(item);
+                  });
   }
   return tiles;
 }
@@ -77,16 +78,16 @@ std::vector<WorkItem> prefix_tiles(const PlanInput& input, std::int64_t item_row
     ++request;
   }
   for_each_item(input.query_start_loc.back() * input.group_size, item_rows,
-                    [&](std::int64_t row, std::int64_t rows) {
-                      tiles.push_back({.request = request,
-                                       .first_token = 0,
-                                       .first_row = row,
-                                       .num_rows = rows,
-                                       .keys = {0, input.common_prefix_len},
-                                       .first_position = 0,
-                                       .seq_len = input.common_prefix_len,
-                                       .unmasked = true});
-                    });
+                [&](std::int64_t row, std::int64_t rows) {
+                  tiles.push_back({.request = request,
+                                   .first_token = 0,
+                                   .first_row = row,
+                                   .num_rows = rows,
+                                   .keys = {0, input.common_prefix_len},
+                                   .first_position = 0,
+                                   .seq_len = input.common_prefix_len,
+                                   .unmasked = true});
+                });
   return tiles;
 }
 

@@ -13,7 +13,7 @@ namespace foveal::cpu {
 /// together: 64 rows of float32 queries, keys, values and output for heads of 128 take 128 KiB.
 inline constexpr std::int64_t kBlockRows = 64;
 /// Rows of a task, at most: blocks that share the loading of keys and values.
-inline constexpr std::int64_t kMaxItemRows = 4 * kBlockRows;
+inline constexpr std::int64_t kMaxItemRows = 8 * kBlockRows;
 /// Keys a task handles at a time. Tiles begin at multiples of this position, so that which keys
 /// share a tile depends on nothing but their positions.
 inline constexpr std::int64_t kTileKeys = 64;
@@ -101,8 +101,8 @@ struct PlanInput {
   std::int64_t group_size = 1;
   std::int64_t common_prefix_len = 0;
   int num_threads = 1;
-  std::int64_t num_splits = 0;                ///< 0: by load.
-  std::int64_t max_item_rows = kBlockRows;    ///< A multiple of kBlockRows.
+  std::int64_t num_splits = 0;              ///< 0: by load.
+  std::int64_t max_item_rows = kBlockRows;  ///< A multiple of kBlockRows.
 };
 
 /// Cuts a step into tasks. Keys no row of a task sees are not part of it. Splits of the keys are

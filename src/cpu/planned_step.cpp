@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "cpu/instruction_set.h"
 
 namespace foveal::cpu {
 namespace {
@@ -134,6 +135,10 @@ AttentionCall make_call(const AttentionSpec& spec, const CallTensors& tensors,
   call.score_mod = spec.score_mod ? &spec.score_mod : nullptr;
   call.mask_mod = spec.mask_mod ? &spec.mask_mod : nullptr;
   call.batch_invariant = step.batch_invariant();
+  const auto is_bf16 = [](DType dtype) { return dtype == DType::bf16 || is_fp8(dtype); };
+  if (call.query.dtype == DType::bf16 && is_bf16(call.key.dtype) && is_bf16(call.value.dtype)) {
+    call.bf16 = instruction_set().bf16;
+  }
   return call;
 }
 

@@ -111,13 +111,20 @@ inline bool modify_scores(const Scores& scores) {
     apply_custom(scores);
     return true;
   }
-  const bool masked =
-      scores.rows.visible_begin[scores.rows.num_rows - 1] > scores.first_key ||
-      scores.rows.visible_end[0] < scores.first_key + scores.num_keys;
+  const bool masked = scores.rows.visible_begin[scores.rows.num_rows - 1] > scores.first_key ||
+                      scores.rows.visible_end[0] < scores.first_key + scores.num_keys;
   if (masked) {
     mask_scores(scores);
   }
   return masked;
+}
+
+/// Non-negative numbers as bfloat16, rounded to nearest, in the lower and the upper half of words.
+HWY_INLINE auto pair_bf16(hn::Vec<FloatTag> lower, hn::Vec<FloatTag> upper) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const auto half = hn::Set(du, 0x8000U);
+  return hn::Or(hn::ShiftRight<16>(hn::Add(hn::BitCast(du, lower), half)),
+                hn::And(hn::Add(hn::BitCast(du, upper), half), hn::Set(du, 0xFFFF0000U)));
 }
 
 /// Scores become weights exp(score − rows.max); the rows' sums are brought up to date, and
@@ -126,7 +133,11 @@ inline bool modify_scores(const Scores& scores) {
 /// rows.max is the largest score when it was last set. It is set anew only when a score exceeds it
 /// by more than kSlack, so that corrections are rare: weights up to e^kSlack lose nothing in
 /// float32. NaN scores make the sum NaN.
-inline void online_softmax(const Scores& scores) {
+///
+/// With `pairs` the weights are written there too, as bfloat16, [key / 2][rows.stride], a pair of
+/// keys in a word; pairs up to a multiple of 32 keys are 0.
+template <bool kPairs = false>
+HWY_INLINE void online_softmax(const Scores& scores, std::uint32_t* pairs = nullptr) {
   constexpr float kSlack = 8.0F;
   const FloatTag d;
   const RowBlock& rows = scores.rows;
@@ -155,11 +166,32 @@ inline void online_softmax(const Scores& scores) {
     const auto correction = exp(d, hn::Sub(old_max, shift));
     hn::Store(correction, d, rows.correction + row);
     auto sum = hn::Mul(hn::Load(d, rows.sum + row), correction);
-    for (key = 0; key < scores.num_keys; ++key) {
+    const auto weigh = [&](std::int64_t key) HWY_ATTR {
       float* const score = column + key * rows.stride;
       const auto weight = exp(d, hn::Sub(hn::Load(d, score), shift));
       hn::Store(weight, d, score);
       sum = hn::Add(sum, weight);
+      return weight;
+    };
+    if constexpr (kPairs) {
+      const hn::RebindToUnsigned<FloatTag> du;
+      std::uint32_t* const pair_column = pairs + row;
+      key = 0;
+      for (; key + 2 <= scores.num_keys; key += 2) {
+        const auto even = weigh(key);
+        hn::Store(pair_bf16(even, weigh(key + 1)), du, pair_column + key / 2 * rows.stride);
+      }
+      if (key < scores.num_keys) {
+        hn::Store(pair_bf16(weigh(key), hn::Zero(d)), du, pair_column + key / 2 * rows.stride);
+        key += 2;
+      }
+      for (; key % 32 != 0; key += 2) {
+        hn::Store(hn::Zero(du), du, pair_column + key / 2 * rows.stride);
+      }
+    } else {
+      for (key = 0; key < scores.num_keys; ++key) {
+        weigh(key);
+      }
     }
     hn::Store(sum, d, rows.sum + row);
   }

@@ -90,7 +90,8 @@ struct RowBlock {
   std::int64_t num_rows;
   std::int64_t stride;  ///< Rows, padded.
 
-  float* query;   ///< Scaled: with rows on lanes [padded head_size][stride], else [row][padded head_size]
+  float* query;   ///< Scaled: with rows on lanes [padded head_size][stride], else [row][padded
+                  ///< head_size]
   float* output;  ///< Not normalised: with rows on lanes [size][stride], else [row][padded size]
   // One number a row:
   float* max;         ///< What scores are relative to, see online_softmax.
@@ -105,7 +106,8 @@ struct RowBlock {
 /// Some keys of an item's, which all its blocks are multiplied with.
 struct Tile {
   static std::int64_t scratch_floats(std::int64_t head_size, std::int64_t head_size_v) {
-    return kTileKeys * (padded_size(head_size) + padded_size(head_size_v) + kBlockRows);
+    return kTileKeys *
+           (padded_size(head_size) + padded_size(head_size_v) + kBlockRows + kBlockRows / 2);
   }
 
   Tile(const AttentionCall& call, const WorkItem& work, std::int64_t head, Scratch& scratch)
@@ -114,11 +116,10 @@ struct Tile {
         key_stride(padded_size(call.head_size)),
         value_stride(call.values_in_keys ? key_stride : padded_size(call.head_size_v)) {
     keys = scratch.take(kTileKeys * padded_size(call.head_size));
-    values = scratch.take(kTileKeys * padded_size(call.head_size_v));
-    if (call.values_in_keys) {
-      values = keys;
-    }
+    value_space = scratch.take(kTileKeys * padded_size(call.head_size_v));
+    values = call.values_in_keys ? keys : value_space;
     scores = scratch.take(kTileKeys * kBlockRows);
+    weight_pairs = scratch.take<std::uint32_t>(kTileKeys * kBlockRows / 2);
   }
 
   const WorkItem& item;
@@ -126,9 +127,12 @@ struct Tile {
   std::int64_t key_stride;
   std::int64_t value_stride;  ///< Of values that are part of their keys: that of the keys.
 
-  float* keys;    ///< [key][key_stride]
-  float* values;  ///< [key][value_stride]
+  float* keys;  ///< [key][key_stride]
+  float* value_space;
+  float* values;  ///< [key][value_stride], in their space or in that of the keys
   float* scores;  ///< Of one block, [key][stride]; after the softmax, the weights
+  std::uint32_t*
+      weight_pairs;  ///< These as bfloat16, [key / 2][stride], where the product wants it
 
   std::int64_t first_key = 0;
   std::int64_t num_keys = 0;
@@ -175,15 +179,20 @@ inline void transpose(const float* source, std::int64_t source_stride, std::int6
 #endif
 }
 
+inline const std::byte* query_row(const AttentionCall& call, const Tile& tile,
+                                  const RowBlock& block, std::int64_t row) {
+  return call.query.row(tile.item.first_token + block.token(call, row),
+                        block.query_head(call, tile.kv_head, row));
+}
+
 /// Scaled queries as rows [row][key_stride], those of padding 0.
 inline void load_query_rows(const AttentionCall& call, const Tile& tile, const RowBlock& block,
                             float* rows) {
   const FloatTag d;
   for (std::int64_t row = 0; row < block.num_rows; ++row) {
-    const std::byte* source = call.query.row(tile.item.first_token + block.token(call, row),
-                                             block.query_head(call, tile.kv_head, row));
     float* const target = rows + row * tile.key_stride;
-    load_row(call.query.dtype, source, target, static_cast<std::size_t>(call.head_size));
+    load_row(call.query.dtype, query_row(call, tile, block, row), target,
+             static_cast<std::size_t>(call.head_size));
     for (std::int64_t i = 0; i < tile.key_stride; i += static_cast<std::int64_t>(hn::Lanes(d))) {
       hn::Store(hn::Mul(hn::Load(d, target + i), hn::Set(d, call.scale)), d, target + i);
     }
@@ -235,10 +244,13 @@ inline void find_tokens(const AttentionCall& call, const Tile& tile, const cpu::
   }
 }
 
-/// The tile's keys or values as float32. Between them the memory begins to fetch those of the next
-/// tile: pages and strides between heads leave hardware prefetchers nothing to follow.
-inline void load_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
-                        std::int64_t size, float* target, std::int64_t stride) {
+/// Calls load(source, key) for the rows of the tile's keys or values. Between them the memory
+/// begins to fetch those of the next tile: pages and strides between heads leave hardware
+/// prefetchers nothing to follow.
+template <typename Load>
+HWY_INLINE void for_each_token(const AttentionCall& call, const Tile& tile,
+                               const cpu::TokenTensor& tokens, std::int64_t size,
+                               const Load& load) {
   const std::byte* rows[kTileKeys];
   const std::byte* next_rows[kTileKeys];
   const std::int64_t next = tile.first_key + tile.num_keys;
@@ -250,8 +262,16 @@ inline void load_tokens(const AttentionCall& call, const Tile& tile, const cpu::
     for (std::int64_t i = 0; key < num_next && i < row_bytes; i += kCacheLine) {
       hwy::Prefetch(next_rows[key] + i);
     }
-    load_row(tokens.dtype, rows[key], target + key * stride, static_cast<std::size_t>(size));
+    load(rows[key], key);
   }
+}
+
+/// The tile's keys or values as float32.
+inline void load_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
+                        std::int64_t size, float* target, std::int64_t stride) {
+  for_each_token(call, tile, tokens, size, [&](const std::byte* source, std::int64_t key) HWY_ATTR {
+    load_row(tokens.dtype, source, target + key * stride, static_cast<std::size_t>(size));
+  });
   zero_padding(target, tile.num_keys, size, stride);
 }
 

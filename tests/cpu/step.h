@@ -21,6 +21,7 @@ inline AttentionBackendPtr cpu_backend() { return BackendRegistry::global().get(
 
 /// Runs `check` once on every Highway target that was compiled and that the machine has.
 inline void for_each_target(const std::function<void(const char* name)>& check) {
+  cpu_backend();  // Looks at the machine as it is.
   for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
