@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -12,6 +11,7 @@
 #include "bench/cpu_naive.h"
 #include "bench/machine.h"
 #include "core/check.h"
+#include "core/host_memory.h"
 
 namespace foveal::bench {
 namespace {
@@ -33,15 +33,12 @@ class CpuMachine final : public Machine {
     // The system would promise more than it has, and end the process when it is used.
     const std::int64_t physical = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) *
                                   static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
-    constexpr std::size_t kAlignment = 4096;
-    const std::size_t rounded =
-        (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-    void* memory = bytes > physical ? nullptr : std::aligned_alloc(kAlignment, rounded);
+    std::shared_ptr<void> memory = bytes > physical ? nullptr : allocate_host(bytes);
     if (memory == nullptr) {
       fail(ErrorCode::out_of_memory, "out of memory: {:.1f} GiB wanted, the machine has {:.1f}",
            static_cast<double>(bytes) / kGiB, static_cast<double>(physical) / kGiB);
     }
-    return {memory, std::free};
+    return memory;
   }
 
   void copy(void* to, const void* from, std::int64_t bytes) override {

@@ -2,17 +2,14 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "core/check.h"
+#include "core/host_memory.h"
 
 namespace foveal::serving {
 namespace {
-
-struct FreeMemory {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
 
 class HostDevice final : public AttentionDevice {
  public:
@@ -29,13 +26,11 @@ class HostDevice final : public AttentionDevice {
       fail(ErrorCode::out_of_memory, "{} bytes could not be had, the machine has {}", bytes,
            memory_bytes());
     }
-    const std::int64_t size = (bytes + 63) / 64 * 64;
-    memory_.emplace_back(
-        static_cast<std::byte*>(std::aligned_alloc(64, static_cast<std::size_t>(size))));
+    memory_.push_back(allocate_host(bytes));
     if (memory_.back() == nullptr) {
-      fail(ErrorCode::out_of_memory, "{} bytes could not be had", size);
+      fail(ErrorCode::out_of_memory, "{} bytes could not be had", bytes);
     }
-    return memory_.back().get();
+    return static_cast<std::byte*>(memory_.back().get());
   }
 
   Mirror allocate_mirror(std::int64_t bytes) override {
@@ -47,7 +42,7 @@ class HostDevice final : public AttentionDevice {
   void wait() override {}
 
  private:
-  std::vector<std::unique_ptr<std::byte[], FreeMemory>> memory_;
+  std::vector<std::shared_ptr<void>> memory_;
 };
 
 }  // namespace
