@@ -17,7 +17,7 @@
 #define HWY_TARGET_INCLUDE "cpu/attention_kernel.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
-#include "cpu/multiply-inl.h"
+#include "cpu/few_rows-inl.h"
 #include "cpu/products-inl.h"
 #include "cpu/row_ops-inl.h"
 #include "cpu/scores-inl.h"
@@ -169,47 +169,12 @@ void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
 
 // ---- the head on lanes ----
 
-/// Scores of few rows: dot products, four keys at a time for one load of the query.
-void score_few_rows(const Tile& tile, const RowBlock& block) {
-  const FloatTag d;
-  const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t key = 0; key < tile.num_keys; key += 4) {
-    const float* k0 = tile.keys + key * tile.key_stride;
-    const float* k1 = k0 + tile.key_stride;
-    const float* k2 = k1 + tile.key_stride;
-    const float* k3 = k2 + tile.key_stride;
-    float* scores = tile.scores + key * block.stride;
-    for (std::int64_t row = 0; row < block.num_rows; ++row) {
-      const float* query = block.query + row * tile.key_stride;
-      auto s0 = hn::Zero(d);
-      auto s1 = hn::Zero(d);
-      auto s2 = hn::Zero(d);
-      auto s3 = hn::Zero(d);
-      for (std::int64_t i = 0; i < tile.key_stride; i += n) {
-        const auto q = hn::Load(d, query + i);
-        s0 = hn::MulAdd(q, hn::Load(d, k0 + i), s0);
-        s1 = hn::MulAdd(q, hn::Load(d, k1 + i), s1);
-        s2 = hn::MulAdd(q, hn::Load(d, k2 + i), s2);
-        s3 = hn::MulAdd(q, hn::Load(d, k3 + i), s3);
-      }
-      scores[row] = hn::GetLane(hn::SumOfLanes(d, s0));
-      scores[row + block.stride] = hn::GetLane(hn::SumOfLanes(d, s1));
-      scores[row + 2 * block.stride] = hn::GetLane(hn::SumOfLanes(d, s2));
-      scores[row + 3 * block.stride] = hn::GetLane(hn::SumOfLanes(d, s3));
-    }
-    for (std::int64_t i = key; i < key + 4; ++i) {
-      std::fill(tile.scores + i * block.stride + block.num_rows,
-                tile.scores + (i + 1) * block.stride, 0.0F);
-    }
-  }
-}
-
 /// accumulate_nonzero for outputs that are rows.
 void accumulate_nonzero_rows(const Tile& tile, const RowBlock& block, std::int64_t output_stride) {
   const FloatTag d;
   for (std::int64_t row = 0; row < block.num_rows; ++row) {
     for (std::int64_t key = 0; key < tile.num_keys; ++key) {
-      const float weight = tile.scores[key * block.stride + row];
+      const float weight = tile.scores[row * kTileKeys + key];
       for (std::int64_t i = 0; weight != 0.0F && i < output_stride;
            i += static_cast<std::int64_t>(hn::Lanes(d))) {
         float* const output = block.output + row * output_stride + i;
@@ -233,6 +198,24 @@ void correct_rows(const RowBlock& block, std::int64_t output_stride) {
   }
 }
 
+/// modify_scores for scores [row][kTileKeys].
+bool modify_score_rows(const AttentionCall& call, const Tile& tile, const RowBlock& block) {
+  const Scores scores{.call = call,
+                      .item = tile.item,
+                      .kv_head = tile.kv_head,
+                      .rows = block,
+                      .data = reinterpret_cast<float*>(tile.weight_pairs),
+                      .first_key = tile.first_key,
+                      .num_keys = tile.num_keys};
+  if (are_final(scores)) {
+    return false;
+  }
+  transpose(tile.scores, kTileKeys, block.stride, kTileKeys, scores.data, block.stride);
+  const bool masked = modify_scores(scores);
+  transpose(scores.data, block.stride, kTileKeys, block.stride, tile.scores, kTileKeys);
+  return masked;
+}
+
 void attend_with_head_on_lanes(const AttentionCall& call, const WorkItem& item,
                                std::int64_t kv_head, float* scratch_begin) {
   Scratch scratch(scratch_begin);
@@ -242,31 +225,36 @@ void attend_with_head_on_lanes(const AttentionCall& call, const WorkItem& item,
   load_query_rows(call, tile, block, block.query);
   start_rows(call, tile, block);
 
-  for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
-       tile.first_key += tile.num_keys) {
+  TokenRows keys;
+  TokenRows values;
+  const auto find_keys = [&] {
     tile.num_keys = keys_in_tile(item, tile.first_key);
-    const Scores scores{.call = call,
-                        .item = item,
-                        .kv_head = kv_head,
-                        .rows = block,
-                        .data = tile.scores,
-                        .first_key = tile.first_key,
-                        .num_keys = tile.num_keys};
-    load_tokens(call, tile, call.key, call.head_size, tile.keys, tile.key_stride);
-    score_few_rows(tile, block);
-    const bool masked = modify_scores(scores);
-    online_softmax(scores);
-    if (!call.values_in_keys) {
-      // In the place of the keys: one tile fits an L1.
-      tile.values = tile.keys;
-      load_tokens(call, tile, call.value, call.head_size_v, tile.values, tile.value_stride);
-    }
+    find_rows(call, tile, call.key, call.head_size, tile.first_key, tile.num_keys, keys);
+  };
+  for (tile.first_key = item.keys.begin, find_keys(); tile.num_keys > 0;) {
+    find_rows(call, tile, call.value, call.head_size_v, tile.first_key, tile.num_keys, values);
+    with_format(call.key.dtype, [&](auto format) {
+      score_rows<decltype(format)>(tile, block, keys, call.head_size, values);
+    });
+    const bool masked = modify_score_rows(call, tile, block);
+    online_softmax_of_rows(tile, block);
     correct_rows(block, output_stride);
-    if (masked && !F32Products::all_values_finite(call, tile)) {
+    bool finite = true;
+    if (masked) {
+      tile.values = tile.value_space;
+      tile.value_stride = output_stride;
+      load_tokens(call, tile, call.value, call.head_size_v, tile.values, tile.value_stride);
+      finite = F32Products::all_values_finite(call, tile);
+    }
+    if (!finite) {
       accumulate_nonzero_rows(tile, block, output_stride);
-    } else {
-      multiply(tile.scores, 1, block.stride, tile.values, tile.value_stride, tile.num_keys, true,
-               block.output, output_stride, block.num_rows, output_stride);
+    }
+    tile.first_key += tile.num_keys;
+    find_keys();
+    if (finite) {
+      with_format(call.value.dtype, [&](auto format) {
+        accumulate_rows<decltype(format)>(tile, block, values, call.head_size_v, keys);
+      });
     }
   }
   for (std::int64_t row = 0; row < block.num_rows; ++row) {

@@ -20,6 +20,9 @@ HWY_BEFORE_NAMESPACE();
 namespace foveal {
 namespace HWY_NAMESPACE {
 
+/// See online_softmax.
+inline constexpr float kMaxSlack = 8.0F;
+
 /// Scores of a block of rows and some keys, [key][rows.stride].
 struct Scores {
   const AttentionCall& call;
@@ -98,6 +101,18 @@ inline void apply_custom(const Scores& scores) {
   }
 }
 
+inline bool is_masked(const Scores& scores) {
+  return scores.rows.visible_begin[scores.rows.num_rows - 1] > scores.first_key ||
+         scores.rows.visible_end[0] < scores.first_key + scores.num_keys;
+}
+
+/// Whether modify_scores would leave all scores as they are.
+inline bool are_final(const Scores& scores) {
+  const AttentionCall& call = scores.call;
+  return call.soft_cap == 0.0F && call.alibi_slopes == nullptr && call.score_mod == nullptr &&
+         call.mask_mod == nullptr && !is_masked(scores);
+}
+
 /// Contract 2, from the scaled product on. Returns whether a row may not see one of the keys.
 inline bool modify_scores(const Scores& scores) {
   const AttentionCall& call = scores.call;
@@ -131,14 +146,13 @@ HWY_INLINE auto pair_bf16(hn::Vec<FloatTag> lower, hn::Vec<FloatTag> upper) {
 /// rows.correction says what earlier weights have to be multiplied by.
 ///
 /// rows.max is the largest score when it was last set. It is set anew only when a score exceeds it
-/// by more than kSlack, so that corrections are rare: weights up to e^kSlack lose nothing in
+/// by more than kMaxSlack, so that corrections are rare: weights up to e^kMaxSlack lose nothing in
 /// float32. NaN scores make the sum NaN.
 ///
 /// With `pairs` the weights are written there too, as bfloat16, [key / 2][rows.stride], a pair of
 /// keys in a word; pairs up to a multiple of 32 keys are 0.
 template <bool kPairs = false>
 HWY_INLINE void online_softmax(const Scores& scores, std::uint32_t* pairs = nullptr) {
-  constexpr float kSlack = 8.0F;
   const FloatTag d;
   const RowBlock& rows = scores.rows;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
@@ -158,7 +172,7 @@ HWY_INLINE void online_softmax(const Scores& scores, std::uint32_t* pairs = null
     }
     const auto tile_max = hn::Max(even_max, odd_max);
     const auto old_max = hn::Load(d, rows.max + row);
-    const auto exceeded = hn::Gt(tile_max, hn::Add(old_max, hn::Set(d, kSlack)));
+    const auto exceeded = hn::Gt(tile_max, hn::Add(old_max, hn::Set(d, kMaxSlack)));
     const auto new_max = hn::IfThenElse(exceeded, tile_max, old_max);
     hn::Store(new_max, d, rows.max + row);
     // A row that has seen nothing: −∞ − 0 gives weights and correction 0, −∞ − −∞ would give NaN.

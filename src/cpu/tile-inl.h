@@ -224,7 +224,7 @@ inline void start_rows(const AttentionCall& call, const Tile& tile, const RowBlo
   std::fill(block.output, block.output + block.stride * padded_size(call.head_size_v), 0.0F);
 }
 
-/// The keys from `first` on that share a tile with it, up to the item's last.
+/// The keys from `first` on that share a tile with it, up to the item's last; 0 or less past it.
 HWY_INLINE std::int64_t keys_in_tile(const WorkItem& item, std::int64_t first) {
   return std::min(item.keys.end, (first / kTileKeys + 1) * kTileKeys) - first;
 }
