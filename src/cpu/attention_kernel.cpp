@@ -114,7 +114,8 @@ void attend_to_tile(const AttentionCall& call, const Tile& tile, const RowBlock&
                       .rows = block,
                       .data = tile.scores,
                       .first_key = tile.first_key,
-                      .num_keys = std::min(tile.num_keys, block.last_visible() - tile.first_key)};
+                      .num_keys = std::min(tile.num_keys, block.last_visible() - tile.first_key),
+                      .factor = Products::factor(call)};
   if (scores.num_keys <= 0 || block.first_visible() >= tile.first_key + tile.num_keys) {
     return;
   }
@@ -207,7 +208,7 @@ bool modify_score_rows(const AttentionCall& call, const Tile& tile, const RowBlo
                       .data = reinterpret_cast<float*>(tile.weight_pairs),
                       .first_key = tile.first_key,
                       .num_keys = tile.num_keys};
-  if (are_final(scores)) {
+  if (are_plain(call) && !is_masked(scores)) {
     return false;
   }
   transpose(tile.scores, kTileKeys, block.stride, kTileKeys, scores.data, block.stride);

@@ -28,6 +28,9 @@ struct F32Products {
   /// Keys are multiplied in multiples of this: weights of 0 fill up.
   static constexpr std::int64_t kKeyStep = 1;
 
+  /// Scores::factor of the products; queries are scaled.
+  static float factor(const AttentionCall& /*call*/) { return 1.0F; }
+
   static void begin(const AttentionCall& /*call*/) {}
   static void end(const AttentionCall& /*call*/) {}
 
@@ -103,6 +106,11 @@ struct Bf16Products {
            kTileKeys * padded_size(call.head_size_v);
   }
 
+  /// The softmax can scale along the way, if nothing comes between.
+  static float factor(const AttentionCall& call) {
+    return call.scale > 0.0F && are_plain(call) ? call.scale : 1.0F;
+  }
+
   static void begin(const AttentionCall& call) { call.bf16->begin(); }
   static void end(const AttentionCall& call) { call.bf16->end(); }
 
@@ -161,9 +169,10 @@ struct Bf16Products {
     call.bf16->multiply(key_rows(tile), depth(call),
                         reinterpret_cast<const std::uint32_t*>(scores.rows.query), stride,
                         depth(call), false, scores.data, stride, pad(scores.num_keys, 16), stride);
-    for (std::int64_t i = 0; i < scores.num_keys * stride;
+    const float scale = call.scale / scores.factor;
+    for (std::int64_t i = 0; scale != 1.0F && i < scores.num_keys * stride;
          i += static_cast<std::int64_t>(hn::Lanes(d))) {
-      hn::Store(hn::Mul(hn::Load(d, scores.data + i), hn::Set(d, call.scale)), d, scores.data + i);
+      hn::Store(hn::Mul(hn::Load(d, scores.data + i), hn::Set(d, scale)), d, scores.data + i);
     }
   }
 

@@ -32,6 +32,8 @@ struct Scores {
   float* data;
   std::int64_t first_key;
   std::int64_t num_keys;
+  /// What `data` still has to be multiplied by, a positive number.
+  float factor = 1.0F;
 };
 
 inline void soft_cap(const Scores& scores, float cap) {
@@ -106,11 +108,10 @@ inline bool is_masked(const Scores& scores) {
          scores.rows.visible_end[0] < scores.first_key + scores.num_keys;
 }
 
-/// Whether modify_scores would leave all scores as they are.
-inline bool are_final(const Scores& scores) {
-  const AttentionCall& call = scores.call;
+/// Whether the layer does nothing to scores but to mask them.
+inline bool are_plain(const AttentionCall& call) {
   return call.soft_cap == 0.0F && call.alibi_slopes == nullptr && call.score_mod == nullptr &&
-         call.mask_mod == nullptr && !is_masked(scores);
+         call.mask_mod == nullptr;
 }
 
 /// Contract 2, from the scaled product on. Returns whether a row may not see one of the keys.
@@ -149,8 +150,8 @@ HWY_INLINE auto pair_bf16(hn::Vec<FloatTag> lower, hn::Vec<FloatTag> upper) {
 /// by more than kMaxSlack, so that corrections are rare: weights up to e^kMaxSlack lose nothing in
 /// float32. NaN scores make the sum NaN.
 ///
-/// With `pairs` the weights are written there too, as bfloat16, [key / 2][rows.stride], a pair of
-/// keys in a word; pairs up to a multiple of 32 keys are 0.
+/// With `pairs` scores.factor is applied, and the weights are written there too, as bfloat16, [key
+/// / 2][rows.stride], a pair of keys in a word; pairs up to a multiple of 32 keys are 0.
 template <bool kPairs = false>
 HWY_INLINE void online_softmax(const Scores& scores, std::uint32_t* pairs = nullptr) {
   const FloatTag d;
@@ -170,7 +171,11 @@ HWY_INLINE void online_softmax(const Scores& scores, std::uint32_t* pairs = null
     if (key < scores.num_keys) {
       even_max = hn::Max(even_max, hn::Load(d, column + key * rows.stride));
     }
-    const auto tile_max = hn::Max(even_max, odd_max);
+    const auto factor = hn::Set(d, scores.factor);
+    auto tile_max = hn::Max(even_max, odd_max);
+    if constexpr (kPairs) {
+      tile_max = hn::Mul(tile_max, factor);
+    }
     const auto old_max = hn::Load(d, rows.max + row);
     const auto exceeded = hn::Gt(tile_max, hn::Add(old_max, hn::Set(d, kMaxSlack)));
     const auto new_max = hn::IfThenElse(exceeded, tile_max, old_max);
@@ -182,7 +187,13 @@ HWY_INLINE void online_softmax(const Scores& scores, std::uint32_t* pairs = null
     auto sum = hn::Mul(hn::Load(d, rows.sum + row), correction);
     const auto weigh = [&](std::int64_t key) HWY_ATTR {
       float* const score = column + key * rows.stride;
-      const auto weight = exp(d, hn::Sub(hn::Load(d, score), shift));
+      auto difference = hn::Load(d, score);
+      if constexpr (kPairs) {
+        difference = hn::MulSub(difference, factor, shift);
+      } else {
+        difference = hn::Sub(difference, shift);
+      }
+      const auto weight = exp(d, difference);
       hn::Store(weight, d, score);
       sum = hn::Add(sum, weight);
       return weight;

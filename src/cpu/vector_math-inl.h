@@ -23,8 +23,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// Chebyshev nodes: 1.1e-8 relative error before rounding.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp(D d, V x) {
-  const hn::RebindToSigned<D> di;
-  const V n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504F)));
+  const hn::RebindToUnsigned<D> du;
+  // 1.5 · 2^23 + 127: adding it rounds to a whole number, and leaves n + 127 in the lowest bits.
+  const V magic = hn::Set(d, 12583039.0F);
+  const V rounded = hn::MulAdd(x, hn::Set(d, 1.44269504F), magic);
+  const V n = hn::Sub(rounded, magic);
   // ln 2 in two parts; the first has trailing zeros, so that n times it is exact.
   V r = hn::NegMulAdd(n, hn::Set(d, 0.693145752F), x);
   r = hn::NegMulAdd(n, hn::Set(d, 1.42860677e-6F), r);
@@ -32,9 +35,10 @@ HWY_INLINE V exp(D d, V x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.0416665546F));
   p = hn::MulAdd(p, r, hn::Set(d, 0.16666577F));
   p = hn::MulAdd(p, r, hn::Set(d, 0.5F));
-  p = hn::Add(hn::MulAdd(hn::Mul(p, r), r, r), hn::Set(d, 1.0F));
-  // 2^n by its exponent bits. For an x out of range n is garbage, and so is the product.
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  // 2^n by its exponent bits. For an x out of range they are garbage, and so is the product.
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(du, rounded));
   const V result = hn::Mul(p, hn::BitCast(d, exponent));
   return hn::IfThenElse(hn::Lt(x, hn::Set(d, -87.33F)), hn::Zero(d), result);
 }
