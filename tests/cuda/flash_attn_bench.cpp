@@ -60,8 +60,9 @@ struct Shape {
 };
 
 std::string text(const TileConfig& t) {
-  return fmt::format("rt{} wm{} wn{} n{} s{} qr{} mb{}", t.row_tiles, t.warps_m, t.warps_n,
-                     t.block_n, t.stages, int(t.query_in_registers), t.min_blocks);
+  return fmt::format("rt{} wm{} wn{}{} n{} s{} qr{} mb{}", t.row_tiles, t.warps_m, t.warps_n,
+                     t.teams ? " teams" : "", t.block_n, t.stages, int(t.query_in_registers),
+                     t.min_blocks);
 }
 
 std::vector<unsigned short> random_bf16(std::size_t count) {
@@ -164,7 +165,7 @@ class Bench {
     ForwardVariant v;
     v.dtype = DType::bf16;
     v.cache_dtype = s.cache;
-    v.head = {s.head_size, s.head_size, int(size_of(s.cache)), s.page, s.heads / s.kv_heads};
+    v.head = {s.head_size, s.head_size, 2, int(size_of(s.cache)), s.page, s.heads / s.kv_heads};
     v.right_bound = s.causal;
     v.tile = tile;
     const ForwardShape fs = tile.shape(v.head);
@@ -339,7 +340,7 @@ void report(const Shape& shape, const std::vector<TileConfig>& tiles, bool decod
 }
 
 HeadShape head_of(const Shape& s) {
-  return {s.head_size, s.head_size, int(size_of(s.cache)), s.page, s.heads / s.kv_heads};
+  return {s.head_size, s.head_size, 2, int(size_of(s.cache)), s.page, s.heads / s.kv_heads};
 }
 
 void prefill(bool sweep) {
@@ -347,21 +348,21 @@ void prefill(bool sweep) {
     const int heads = 2048 / d;
     std::vector<TileConfig> tiles{prefill_tile({d, d, 2, 0, 1}, 1 << 20, 2, device_properties(0))};
     if (sweep && d == 64) {
-      tiles.push_back({2, 4, 1, 64, 2, true, 2});
-      tiles.push_back({2, 4, 1, 96, 2, true, 2});
-      tiles.push_back({2, 4, 1, 64, 2, false, 2});
-      tiles.push_back({2, 4, 1, 64, 2, false, 3});
-      tiles.push_back({2, 4, 1, 128, 2, true, 2});
-      tiles.push_back({2, 4, 1, 96, 2, true, 2});
+      tiles.push_back({2, 4, 1, false, 64, 2, true, 2});
+      tiles.push_back({2, 4, 1, false, 96, 2, true, 2});
+      tiles.push_back({2, 4, 1, false, 64, 2, false, 2});
+      tiles.push_back({2, 4, 1, false, 64, 2, false, 3});
+      tiles.push_back({2, 4, 1, false, 128, 2, true, 2});
+      tiles.push_back({2, 4, 1, false, 96, 2, true, 2});
     } else if (sweep && d == 128) {
-      tiles.push_back({2, 4, 1, 64, 2, false, 2});
-      tiles.push_back({2, 4, 1, 48, 2, false, 2});
-      tiles.push_back({2, 4, 1, 32, 2, false, 2});
-      tiles.push_back({2, 8, 1, 64, 2, false, 1});
+      tiles.push_back({2, 4, 1, false, 64, 2, false, 2});
+      tiles.push_back({2, 4, 1, false, 48, 2, false, 2});
+      tiles.push_back({2, 4, 1, false, 32, 2, false, 2});
+      tiles.push_back({2, 8, 1, false, 64, 2, false, 1});
     } else if (sweep) {
-      tiles.push_back({1, 8, 1, 64, 2, false, 1});
-      tiles.push_back({1, 4, 1, 32, 2, false, 2});
-      tiles.push_back({1, 4, 1, 32, 2, false, 2});
+      tiles.push_back({1, 8, 1, false, 64, 2, false, 1});
+      tiles.push_back({2, 2, 2, true, 64, 1, false, 2});
+      tiles.push_back({2, 4, 2, true, 64, 1, false, 1});
     }
     for (const bool causal : {false, true}) {
       report({4, 4096, 4096, heads, heads, d, causal, 0}, tiles, false);
@@ -399,24 +400,24 @@ void decode(bool sweep) {
     }
     report(shape, {tile}, true, {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {3, 2048}});
     report(shape,
-           {{1, 1, 4, 64, 2, true, 3},
-            {1, 1, 4, 64, 4, true, 1},
-            {1, 1, 4, 128, 2, true, 1},
-            {1, 1, 2, 32, 3, true, 4},
-            {1, 1, 2, 64, 3, true, 2},
-            {1, 1, 4, 64, 6, true, 1}},
+           {{1, 1, 4, false, 64, 2, true, 3},
+            {1, 1, 4, false, 64, 4, true, 1},
+            {1, 1, 4, false, 128, 2, true, 1},
+            {1, 1, 2, false, 32, 3, true, 4},
+            {1, 1, 2, false, 64, 3, true, 2},
+            {1, 1, 4, false, 64, 6, true, 1}},
            true);
   }
   for (const DType cache : {DType::f8e4m3, DType::f8e5m2}) {
     const Shape shape{128, 1, 8192, 32, 8, 128, true, 16, cache};
     std::vector<TileConfig> tiles{decode_tile(head_of(shape), 1, device_properties(0))};
     if (sweep) {
-      tiles.push_back({1, 1, 4, 64, 3, true, 3});
-      tiles.push_back({1, 1, 4, 64, 4, true, 3});
-      tiles.push_back({1, 1, 4, 128, 2, true, 2});
-      tiles.push_back({1, 1, 4, 128, 3, true, 2});
-      tiles.push_back({1, 1, 2, 64, 3, true, 4});
-      tiles.push_back({1, 1, 8, 128, 3, true, 1});
+      tiles.push_back({1, 1, 4, false, 64, 3, true, 3});
+      tiles.push_back({1, 1, 4, false, 64, 4, true, 3});
+      tiles.push_back({1, 1, 4, false, 128, 2, true, 2});
+      tiles.push_back({1, 1, 4, false, 128, 3, true, 2});
+      tiles.push_back({1, 1, 2, false, 64, 3, true, 4});
+      tiles.push_back({1, 1, 8, false, 128, 3, true, 1});
     }
     report(shape, tiles, true);
   }

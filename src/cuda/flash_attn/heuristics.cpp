@@ -25,7 +25,7 @@ TileConfig shrink_to_fit(TileConfig tile, const HeadShape& head, const DevicePro
     } else if (tile.min_blocks > 1) {
       --tile.min_blocks;
     } else if (tile.block_n > smallest_n) {
-      tile.block_n = tile.block_n / 2 / smallest_n * smallest_n;
+      tile.block_n -= smallest_n;
     } else if (tile.warps_m > 1) {
       tile.warps_m /= 2;
     } else {
@@ -111,11 +111,27 @@ TileConfig prefill_tile(const HeadShape& head, std::int64_t max_query_len, int v
   // with them; 32 rows halve that, as far as the accumulators (32 · head_size_v / 32 registers)
   // leave room for the scores.
   TileConfig tile{.row_tiles = 2, .warps_m = 4, .block_n = 64, .stages = 2, .min_blocks = 2};
+  // A tile of 96 keys should hold whole blocks of the cache.
+  const int many_keys = head.page_size == 0 || 96 % head.page_size == 0 ? 96 : 64;
   if (widest(head) <= 64) {
     tile.query_in_registers = true;
-  } else if (widest(head) <= 128 && head.cache_bytes == 2) {
-    tile.block_n = 48;  // With 64 the registers do not suffice.
-  } else if (widest(head) > 128) {
+    tile.block_n = head.cache_bytes == 2 ? many_keys : 64;
+    if (!fits(tile, head, device)) {
+      tile.block_n = 64;
+    }
+  } else if (widest(head) <= 128) {
+    if (head.cache_bytes == 2 && !fits(tile, head, device)) {
+      tile.block_n = 48;
+    }
+  } else if (widest(head) <= 256 && head.cache_bytes == 2 &&
+             tile.shape(head).head_pad_v() % 32 == 0) {
+    // Two warps share 32 rows and each has half the columns. One stage leaves room for more keys.
+    tile.warps_n = 2;
+    tile.teams = true;
+    tile.block_n = many_keys;
+    tile.stages = 1;
+    tile.min_blocks = 1;
+  } else {
     tile.row_tiles = 1;
     tile.warps_m = 8;
     tile.min_blocks = 1;

@@ -27,6 +27,7 @@ struct TileConfig {
   int row_tiles = 1;
   int warps_m = 1;
   int warps_n = 1;
+  bool teams = false;  ///< The warps over keys share rows: see ForwardShape.
   int block_n = 64;
   int stages = 2;
   bool query_in_registers = false;
@@ -39,8 +40,11 @@ struct TileConfig {
 
   bool is_sm90() const { return warpgroups > 0; }
   ForwardShape shape(const HeadShape& head) const {
-    return {head.head_size, head.head_size_v, head.cache_bytes, head.page_size, row_tiles,
-            warps_m,        warps_n,          block_n,          stages};
+    return {head.head_size,   head.head_size_v,
+            head.cache_bytes, head.page_size,
+            row_tiles,        warps_m,
+            warps_n,          teams,
+            block_n,          stages};
   }
   Sm90Shape sm90_shape(const HeadShape& head) const {
     return {head.head_size,   head.head_size_v, head.query_bytes,

@@ -102,6 +102,7 @@ KernelKey forward_key(const ForwardVariant& v, const std::string& arch) {
       .set("kRowTiles", v.tile.row_tiles)
       .set("kWarpsM", v.tile.warps_m)
       .set("kWarpsN", v.tile.warps_n)
+      .set("kTeams", v.tile.teams)
       .set("kQueryInRegisters", v.tile.query_in_registers)
       .set("kMinBlocks", v.tile.min_blocks);
   return key;

@@ -11,6 +11,11 @@
 // Rows are query rows times heads of a group (packed GQA): row i is head i % group of query i /
 // group, so keys and values are read once for the whole group, and a tile of rows spans few
 // positions.
+//
+// Warps have rows of their own and all keys of a tile, or the same rows and some of its keys. The
+// latter merge their results at the end or, where heads are so large that the output of 32 rows
+// would not fit a warp's registers, form a team: for each tile they exchange weights, and each then
+// has all keys, but some columns of the values.
 
 #include "config.cuh"
 #include "flash_attn/epilogue.cuh"
@@ -23,14 +28,25 @@
 
 namespace flash_attn {
 
-using KeyLoader =
-    tile::KeyValueLoader<kBlockN, kHeadSize* static_cast<int>(sizeof(Cache)),
-                         kFp8 ? (kHeadSize + 15) / 16 : kHeadPad / 8, kKeyPitch, kThreads,
-                         kCacheVectorBytes, kPageSize, kShape.pages_aligned()>;
-using ValueLoader =
-    tile::KeyValueLoader<kBlockN, kHeadSizeV* static_cast<int>(sizeof(Cache)),
-                         kFp8 ? (kHeadSizeV + 15) / 16 : kHeadPadV / 8, kValuePitch, kThreads,
-                         kCacheVectorBytes, kPageSize, kShape.pages_aligned()>;
+// Copies are asked for by parts among the products: a thread that asked for all of a tile at once
+// would wait until the memory has taken them. But where warps have different keys, memory is what
+// counts, and copies begin as early as they can.
+constexpr bool kLoadByParts = (kWarpsN == 1 || kTeams) && !kWidenInRegisters;
+// A part every so many steps of the product with the keys…
+constexpr int kLoadEvery = kKSteps >= 8 ? kKSteps / 4 : 1;
+constexpr int kLoadParts = (kKSteps + kLoadEvery - 1) / kLoadEvery;
+// …and, in teams, of that of 16 weights with values.
+constexpr int kValueSteps = kValueTiles / 2;
+constexpr int kLoadKeysEvery = (kValueSteps + 1) / 2;
+constexpr int kLoadKeysParts = (kValueSteps + kLoadKeysEvery - 1) / kLoadKeysEvery;
+static_assert(kTeams == (kStages == 1));
+
+using KeyCopy =
+    tile::TileCopy<kBlockN, kHeadSize * kCacheBytes, kFp8 ? (kHeadSize + 15) / 16 : kHeadPad / 8,
+                   kKeyPitch, kThreads, kCacheVectorBytes, kPageSize, kShape.pages_aligned()>;
+using ValueCopy =
+    tile::TileCopy<kBlockN, kHeadSizeV * kCacheBytes, kFp8 ? (kHeadSizeV + 15) / 16 : kHeadPadV / 8,
+                   kValuePitch, kThreads, kCacheVectorBytes, kPageSize, kShape.pages_aligned()>;
 
 /// What the loop over keys must know of its rows.
 struct BlockState {
@@ -45,7 +61,7 @@ static_assert(sizeof(BlockState) <= 96);
 // Where accumulators and scores leave few registers, a block keeps its state in shared memory. It
 // costs a few per cent where they do not.
 constexpr bool kScarceRegisters = kRowTiles == 2 && kHeadPadV > 64 &&
-                                  (kLeftBound || kRightBound || kPageSize > 0);
+                                  (kLeftBound || kRightBound || kPageSize > 0 || kTeams);
 
 __device__ __forceinline__ BlockState block_state(const WorkItem& item, const Rows& rows,
                                                   const ForwardParams& p, int kv_head) {
@@ -65,20 +81,57 @@ __device__ __forceinline__ BlockState block_state(const WorkItem& item, const Ro
           .values = first_of(p.value)};
 }
 
+/// The copy of a tile of keys and values.
+struct TileLoad {
+  KeyCopy keys;
+  ValueCopy values;
+  unsigned stage;
+  long long distance;
+
+  // Part `number` of `parts`.
+  __device__ __forceinline__ void load_keys(int number, int parts) {
+#pragma unroll
+    for (int i = number * KeyCopy::kPasses / parts; i < (number + 1) * KeyCopy::kPasses / parts;
+         ++i) {
+      keys.pass(i, stage);
+    }
+  }
+  __device__ __forceinline__ void load_values(int number, int parts) {
+#pragma unroll
+    for (int i = number * ValueCopy::kPasses / parts; i < (number + 1) * ValueCopy::kPasses / parts;
+         ++i) {
+      values.pass(i, stage + kLayout.key_bytes);
+    }
+  }
+  __device__ __forceinline__ void load_both(int number, int parts) {
+    if constexpr (kJointAddresses) {
+#pragma unroll
+      for (int i = number * KeyCopy::kPasses / parts; i < (number + 1) * KeyCopy::kPasses / parts;
+           ++i) {
+        keys.pass_of_both(i, stage, stage + kLayout.key_bytes, distance);
+      }
+    } else {
+      load_keys(number, parts);
+      load_values(number, parts);
+    }
+  }
+};
+
 /// Query rows into shared memory, zeros past the last one.
-__device__ __forceinline__ void load_query(unsigned char* tile_q, const ForwardParams& p,
+__device__ __forceinline__ void load_query(unsigned tile_q, const ForwardParams& p,
                                            const WorkItem& item, const Rows& rows, int kv_head) {
   constexpr int kChunks = kHeadPad / 8;
   for (int i = static_cast<int>(threadIdx.x); i < kBlockM * kChunks; i += kThreads) {
     const int row = i / kChunks;
     const int packed = rows.first + (row < rows.count ? row : 0);
-    const Query* source = static_cast<const Query*>(p.query.data) +
-                          (item.query_start + packed / kGroup) * p.query.row_stride +
-                          (kv_head * kGroup + packed % kGroup) * p.query.head_stride;
+    const auto* source = static_cast<const Query*>(p.query.data) +
+                         (item.query_start + packed / kGroup) * p.query.row_stride +
+                         (kv_head * kGroup + packed % kGroup) * p.query.head_stride;
     const int chunk = i % kChunks;
     const bool valid = row < rows.count && chunk * 8 < kHeadSize;
     tile::load_chunk<kRowVectorBytes, 2 * kHeadSize>(tile_q + row * kQueryPitch + chunk * 16,
-                                                     source, valid ? chunk : 0, valid);
+                                                     reinterpret_cast<const unsigned char*>(source),
+                                                     chunk, valid);
   }
 }
 
@@ -131,6 +184,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const int warp_n = thread / 32 % kWarpsN;
   const int warp_row = thread / 32 / kWarpsN * 16 * kRowTiles;
   const Rows rows = rows_of(item, p, kBlockM);
+  const unsigned shared_start = ptx::shared_address(shared);
   const BlockState found = block_state(item, rows, p, kv_head);
   auto& kept = *reinterpret_cast<BlockState*>(shared + kLayout.block_state);
   if constexpr (kScarceRegisters) {
@@ -158,22 +212,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       }
     }
   };
-  const auto load_tile = [&](int tile) {
-    if (tile < item.tile_end) {
-      unsigned char* stage = shared + kLayout.stages + tile % kStages * kLayout.stage_bytes;
-      const int* pages = page_ids + tile % kPageRing * kPages;
-      const KeyLoader keys(block.keys, p.key.block_stride * kCacheBytes,
-                           p.key.token_stride * kCacheBytes);
-      if constexpr (kJointAddresses) {
-        keys.load_both(stage, stage + kLayout.key_bytes, block.values - block.keys, pages,
-                       tile * kBlockN, block.low, block.high);
-      } else {
-        const ValueLoader values(block.values, p.value.block_stride * kCacheBytes,
-                                 p.value.token_stride * kCacheBytes);
-        keys.load(stage, pages, tile * kBlockN, block.low, block.high);
-        values.load(stage + kLayout.key_bytes, pages, tile * kBlockN, block.low, block.high);
-      }
+  // Of a tile past the last nothing is read.
+  const auto load_of = [&](int tile) -> TileLoad {
+    const int* pages = page_ids + tile % kPageRing * kPages;
+    const int high = tile < item.tile_end ? block.high : block.low;
+    int copier = thread;
+    if constexpr (kTeams) {
+      // Else what follows from it would be held in registers from tile to tile.
+      asm volatile("" : "+r"(copier));
     }
+    return {.keys = {block.keys, p.key.block_stride * kCacheBytes, p.key.token_stride * kCacheBytes,
+                     pages, tile * kBlockN, block.low, high, copier},
+            .values = {block.values, p.value.block_stride * kCacheBytes,
+                       p.value.token_stride * kCacheBytes, pages, tile * kBlockN, block.low, high,
+                       copier},
+            .stage = shared_start + kLayout.stages + tile % kStages * kLayout.stage_bytes,
+            .distance = block.values - block.keys};
   };
 
 #pragma unroll
@@ -186,23 +240,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     __syncthreads();
   }
   if (item.tile_begin < item.tile_end) {  // Else nothing may still arrive where the output goes.
-    load_query(shared + kLayout.query, p, item, rows, kv_head);
+    load_query(shared_start + kLayout.query, p, item, rows, kv_head);
   }
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    load_tile(item.tile_begin + s);
+  for (int s = 0; s < kShape.ahead(); ++s) {
+    TileLoad load = load_of(item.tile_begin + s);
+    if constexpr (kTeams) {
+      load.load_keys(0, 1);
+    } else {
+      load.load_both(0, 1);
+    }
     load_pages(item.tile_begin + s + kPageLead);
     ptx::cp_async_commit();
   }
 
   // Fragment addresses of this lane; see ldmatrix.cuh and mma.cuh.
-  const unsigned query_address = ptx::shared_address(
-      shared + kLayout.query + (warp_row + lane % 16) * kQueryPitch + lane / 16 * 16);
+  const unsigned query_address =
+      shared_start + kLayout.query + (warp_row + lane % 16) * kQueryPitch + lane / 16 * 16;
   constexpr int kUsedKeyPitch = kWidenInRegisters ? kKeyPitch : kQueryPitch;
   constexpr int kUsedValuePitch = kWidenInRegisters ? kValuePitch : kOutputPitch;
   const int key_offset =
       (warp_n * kWarpKeys + lane / 16 * 8 + lane % 8) * kUsedKeyPitch + lane / 8 % 2 * 16;
-  const int value_offset = (warp_n * kWarpKeys + lane % 16) * kUsedValuePitch + lane / 16 * 16;
+  const int value_offset = ((kTeams ? 0 : warp_n * kWarpKeys) + lane % 16) * kUsedValuePitch +
+                           lane / 16 * 16 + first_column() * 2;
   unsigned query[kRowTiles][kKSteps][4];
 
   float slopes[kRows];
@@ -227,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   }
 
   if constexpr (kWidenInRegisters || kQueryInRegisters) {
-    ptx::cp_async_wait<kStages - 2>();
+    ptx::cp_async_wait<kShape.ahead() - 1>();
     __syncthreads();  // The query came with the first tile.
   }
   if constexpr (kWidenInRegisters) {
@@ -244,6 +304,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     }
   }
 
+  const Team team{shared_start + kLayout.teams + thread / (32 * kWarpsN) * kTeamBytes + lane * 16};
   const int row = warp_row + lane / 4;
   /// Everything between the scores of a step's keys, the first of which is `first`, and their
   /// weights.
@@ -258,15 +319,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     if (first < block.all_low || first + kBlockN > block.all_high) {
       mask_scores<kRows, kKeyTiles>(score, block.rows, row, key);
     }
-    raise_maxima(state, scores, slack, scale);
+    raise_maxima(state, scores, team, slack, scale);
   };
 
   for (int tile = item.tile_begin; tile < item.tile_end; ++tile) {
-    ptx::cp_async_wait<kStages - 2>();
+    ptx::cp_async_wait<kShape.ahead() - 1>();
     __syncthreads();  // Everyone's part of this tile has come, and everyone is done with the last.
-    load_tile(tile + kStages - 1);
-    load_pages(tile + kStages - 1 + kPageLead);
-    ptx::cp_async_commit();
+    // Teams load values while keys are in use, and the next keys while values are.
+    TileLoad next = load_of(kTeams ? tile : tile + kShape.ahead());
+    load_pages(tile + kShape.ahead() + kPageLead);
+    if constexpr (!kLoadByParts) {
+      if (tile + kShape.ahead() < item.tile_end) {
+        next.load_both(0, 1);
+      }
+      ptx::cp_async_commit();
+    }
 
     unsigned char* tile_k = shared + kLayout.stages + tile % kStages * kLayout.stage_bytes;
     unsigned char* tile_v = tile_k + kLayout.key_bytes;
@@ -286,21 +353,55 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     if constexpr (kWidenInRegisters) {
       product_with_narrow_keys<Cache>(scores, query, query_address, key_address);
     } else {
-      product_with_keys(scores, query, query_address, key_address);
+      product_with_keys(scores, query, query_address, key_address, [&](int k) {
+        if (kLoadByParts && k % kLoadEvery == 0) {
+          if constexpr (kTeams) {
+            next.load_values(k / kLoadEvery, kLoadParts);
+          } else {
+            next.load_both(k / kLoadEvery, kLoadParts);
+          }
+        }
+      });
+    }
+    if constexpr (kLoadByParts) {
+      ptx::cp_async_commit();
     }
     settle(scores, tile * kBlockN);
-    // Exponentials of 16 keys at a time, so that they run beside the products of the 16 before.
     Weights weights(state, scale);
+    if constexpr (kTeams) {
 #pragma unroll
-    for (int k = 0; k < kKeyTiles / 2; ++k) {
-#pragma unroll
-      for (int i = 0; i < kRowTiles * 4; ++i) {
-        weights.compute(k * kRowTiles * 4 + i, state, scores, scale);
+      for (int i = 0; i < Weights::kCount; ++i) {
+        weights.compute(i, state, scores, scale);
       }
-      if constexpr (kWidenInRegisters) {
-        product_with_narrow_values<Cache>(state, weights, value_address, k);
-      } else {
-        product_with_values(state, weights, value_address, k);
+      give_weights(weights, team);
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // Weights and values have come, and everyone is done with the keys.
+      TileLoad after = load_of(tile + 1);
+#pragma unroll
+      for (int k = 0; k < kBlockN / 16; ++k) {
+        unsigned taken[kRowTiles][4];
+        take_weights(taken, team, k);
+        product_with_values(state, taken, value_address, k, [&](int n) {
+          // In the first half: what comes last is needed soon.
+          if (k < kBlockN / 32 && n % kLoadKeysEvery == 0) {
+            after.load_keys(k * kLoadKeysParts + n / kLoadKeysEvery, kBlockN / 32 * kLoadKeysParts);
+          }
+        });
+      }
+      ptx::cp_async_commit();
+    } else {
+      // Exponentials of 16 keys at a time, so that they run beside the products of the 16 before.
+#pragma unroll
+      for (int k = 0; k < kKeyTiles / 2; ++k) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles * 4; ++i) {
+          weights.compute(k * kRowTiles * 4 + i, state, scores, scale);
+        }
+        if constexpr (kWidenInRegisters) {
+          product_with_narrow_values<Cache>(state, weights, value_address, k);
+        } else {
+          product_with_values(state, weights.packed[k], value_address, k, [](int) {});
+        }
       }
     }
   }
@@ -309,8 +410,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   // Read again: in the loop above every register counts.
   const WorkItem done = load_item(p, number);
   const Rows ended = rows_of(done, p, kBlockM);
-  if constexpr (kWarpsN == 1) {
-    store_rows(state, scale, p, heads, done, ended, kv_head, warp_row, shared + kLayout.query);
+  if constexpr (kWarpsN == 1 || kTeams) {
+    store_rows(state, team, scale, p, heads, done, ended, kv_head, warp_row,
+               shared + kLayout.query);
   } else {
     __syncthreads();
     merge_warps(state, scale, p, heads, done, ended, kv_head, warp_row, warp_n,

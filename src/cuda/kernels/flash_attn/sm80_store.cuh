@@ -8,9 +8,10 @@
 
 namespace flash_attn {
 
-/// Output of warps that had all keys of their rows: through the query's shared memory, whose rows
+/// Output of warps that have all keys of their rows: through the query's shared memory, whose rows
 /// each warp has to itself, to stores of 16 bytes.
-__device__ __forceinline__ void store_rows(const State& state, float scale, const ForwardParams& p,
+__device__ __forceinline__ void store_rows(State& state, const Team& team, float scale,
+                                           const ForwardParams& p,
                                            const HeadValues<kHeadValues>& heads,
                                            const WorkItem& item, const Rows& rows, int kv_head,
                                            int warp_row, unsigned char* tile_o) {
@@ -19,8 +20,13 @@ __device__ __forceinline__ void store_rows(const State& state, float scale, cons
   __syncwarp();  // All lanes have read the query.
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
+    state.sum[i] = quad_sum(state.sum[i]);
+  }
+  team.combine(state.sum, [](float a, float b) { return a + b; });
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
     const int row = warp_row + thread_row(i) + lane / 4;
-    RowEnd end = finish_row(state.maximum[i] * scale, quad_sum(state.sum[i]),
+    RowEnd end = finish_row(state.maximum[i] * scale, state.sum[i],
                             row_sink(heads, rows, kv_head, row), partial);
     end.factor *= p.value_scale;
     Destination to{};
@@ -46,16 +52,17 @@ __device__ __forceinline__ void store_rows(const State& state, float scale, cons
     return;
   }
   __syncwarp();
-  constexpr int kChunks = kHeadSizeV / 8;
+  constexpr int kChunks = kColumns / 8;
 #pragma unroll 2
   for (int i = lane; i < 16 * kRowTiles * kChunks; i += 32) {
     const int row = warp_row + i / kChunks;
-    if (row < rows.count) {
+    const int chunk = first_column() / 8 + i % kChunks;
+    if (row < rows.count && chunk * 8 < kHeadSizeV) {
       const int packed = rows.first + row;
       Query* to = static_cast<Query*>(p.output.data) +
                   (item.query_start + packed / kGroup) * p.output.row_stride +
                   (kv_head * kGroup + packed % kGroup) * p.output.head_stride;
-      store_chunk(to, tile_o + row * kOutputPitch + i % kChunks * 16, i % kChunks);
+      store_chunk(to, tile_o + row * kOutputPitch + chunk * 16, chunk);
     }
   }
 }

@@ -26,5 +26,20 @@ __device__ __forceinline__ void store_shared(unsigned address, const uint4& valu
                "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
 }
+__device__ __forceinline__ float load_shared_float(unsigned address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared(unsigned address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(unsigned address, unsigned short value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(unsigned address, unsigned char value) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(static_cast<unsigned>(value))
+               : "memory");
+}
 
 }  // namespace ptx
