@@ -10,7 +10,8 @@
 namespace foveal {
 
 /// Uninitialised memory, null where there is none. From 2 MiB on it asks for huge pages: rows of a
-/// cache are pages apart, and looking up pages of 4 KiB takes longer than reading 256 bytes of each.
+/// cache are pages apart, and looking up pages of 4 KiB takes longer than reading 256 bytes of
+/// each.
 inline std::shared_ptr<void> allocate_host(std::int64_t bytes) {
   constexpr std::size_t kPage = 4096;
   constexpr std::size_t kHugePage = std::size_t{2} << 20;

@@ -85,7 +85,7 @@ std::string backend_id() {
   static const std::string id = [] {
     const char* named = std::getenv("FOVEAL_TEST_BACKEND");
     const char* library = std::getenv("FOVEAL_TEST_LIBRARY");
-    const std::string id = named != nullptr ? named : "CPU_ATTN";
+    std::string id = named != nullptr ? named : "CPU_ATTN";
     if (library != nullptr) {
       BackendRegistry::global().add_library(id, "under test", library);
     }

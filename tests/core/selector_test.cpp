@@ -341,8 +341,8 @@ TEST_F(Selector, RefusesImpossibleConfigs) {
 }
 
 TEST_F(Selector, KernelBlockSizes) {
-  const auto with_blocks = [](auto tag, std::vector<BlockSize> sizes) {
-    decltype(tag)::can.block_sizes = std::move(sizes);
+  const auto with_blocks = [](auto tag, const std::vector<BlockSize>& sizes) {
+    decltype(tag)::can.block_sizes = sizes;
     return make_backend<decltype(tag)>();
   };
   const AttentionBackendPtr sixteens = with_blocks(First{}, {{16, true}});

@@ -16,7 +16,6 @@ namespace foveal::cuda {
 namespace {
 
 using foveal::testing::expect_error;
-using ::testing::HasSubstr;
 
 /// As in fake_driver.cpp.
 struct FakeState {
@@ -29,7 +28,7 @@ struct FakeState {
 
 FakeState& fake() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  return *reinterpret_cast<FakeState* (*)()>(dlsym(library, "fakeState"))();
+  return *reinterpret_cast<FakeState* (*)()>(dlsym(library, "fake_state"))();
 }
 
 /// Sets a variable of the fake for as long as it is in scope.

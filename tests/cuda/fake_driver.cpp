@@ -24,7 +24,7 @@ thread_local void* t_current = nullptr;
 thread_local int t_depth = 0;
 thread_local CaptureMode t_mode = CaptureMode::global;
 
-/// What tests look at, through fakeState().
+/// What tests look at, through fake_state().
 struct State {
   int loads = 0;
   int strict_loads = 0;  // Module loads while captures elsewhere would have been broken.
@@ -59,8 +59,8 @@ T handle(std::uintptr_t value) {
 #define FAIL_IF_ASKED(name) \
   if (const int error = failure_of(name); error != 0) return error
 
-extern "C" __attribute__((visibility("default"))) State* fakeState();
-extern "C" __attribute__((visibility("default"))) State* fakeState() { return &g_state; }
+extern "C" __attribute__((visibility("default"))) State* fake_state();
+extern "C" __attribute__((visibility("default"))) State* fake_state() { return &g_state; }
 
 FAKE(cuGetErrorName, int error, const char** text) {
   *text = error == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";

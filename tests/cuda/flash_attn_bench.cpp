@@ -346,7 +346,8 @@ HeadShape head_of(const Shape& s) {
 void prefill(bool sweep) {
   for (const int d : {64, 128, 256}) {
     const int heads = 2048 / d;
-    std::vector<TileConfig> tiles{prefill_tile({d, d, 2, 2, 0, 1}, 1 << 20, 2, device_properties(0))};
+    std::vector<TileConfig> tiles{
+        prefill_tile({d, d, 2, 2, 0, 1}, 1 << 20, 2, device_properties(0))};
     if (sweep && d == 64) {
       tiles.push_back({2, 4, 1, false, 64, 2, true, 2});
       tiles.push_back({2, 4, 1, false, 96, 2, true, 2});

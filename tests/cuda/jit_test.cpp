@@ -15,7 +15,6 @@ namespace {
 
 using foveal::testing::expect_error;
 using testing::CapturedLog;
-using ::testing::HasSubstr;
 using testing::scale_key;
 using testing::TemporaryFolder;
 

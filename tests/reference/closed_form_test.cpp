@@ -68,7 +68,7 @@ AttentionProblem mean_problem(std::vector<Request> requests) {
 /// The score of a key; −infinity hides it. `row` counts within the request.
 using Score = std::function<double(const Request& request, std::int64_t row, std::int64_t head,
                                    std::int64_t key)>;
-Score zero_where(std::function<bool(std::int64_t position, std::int64_t key)> visible) {
+Score zero_where(const std::function<bool(std::int64_t position, std::int64_t key)>& visible) {
   return [=](const Request& request, std::int64_t row, std::int64_t, std::int64_t key) {
     return visible(request.kv_len - request.q_len + row, key) ? 0.0 : -kInfinity;
   };
@@ -209,7 +209,7 @@ AttentionProblem scored_problem(double query) {
   return problem;
 }
 
-Score causal_score(std::function<double(double key, double distance)> score) {
+Score causal_score(const std::function<double(double key, double distance)>& score) {
   return [=](const Request& request, std::int64_t row, std::int64_t, std::int64_t key) {
     const std::int64_t position = request.kv_len - request.q_len + row;
     return key > position

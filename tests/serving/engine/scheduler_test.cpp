@@ -35,7 +35,7 @@ class Simulation {
   }
 
   ScheduledStep step() {
-    const ScheduledStep step = scheduler.schedule();
+    ScheduledStep step = scheduler.schedule();
     check(step);
     for (const ScheduledRequest& scheduled : step.requests) {
       scheduler.advance(scheduled);
