@@ -1,5 +1,7 @@
 #include "cpu/plan.h"
 
+#include <numeric>
+
 namespace foveal::cpu {
 namespace {
 
@@ -22,7 +24,14 @@ void for_each_item(std::int64_t num_rows, std::int64_t item_rows, const Emit& em
 /// Rows an item has at most: as many as leave each thread some items to balance the load with.
 std::int64_t rows_per_item(const PlanInput& input) {
   constexpr std::int64_t kItemsPerThread = 4;
-  std::int64_t rows = input.max_item_rows;
+  // The rows of a shared prefix are those of all requests.
+  std::int64_t longest = input.common_prefix_len > 0 ? input.query_start_loc.back() : 0;
+  for (std::size_t r = 0; r < input.seq_lens.size(); ++r) {
+    longest =
+        std::max<std::int64_t>(longest, input.query_start_loc[r + 1] - input.query_start_loc[r]);
+  }
+  std::int64_t rows =
+      std::min(input.max_item_rows, ceil_div(longest * input.group_size, kBlockRows) * kBlockRows);
   for (; rows > kBlockRows; rows -= kBlockRows) {
     std::int64_t items = 0;
     for (std::size_t r = 0; r < input.seq_lens.size(); ++r) {
@@ -33,7 +42,7 @@ std::int64_t rows_per_item(const PlanInput& input) {
       break;
     }
   }
-  return rows;
+  return std::max(rows, kBlockRows);
 }
 
 /// The keys that at least one of the rows sees: both ends of a row's range grow with its position.
@@ -47,6 +56,7 @@ KeyRange visible_to_any(const PlanInput& input, const WorkItem& item) {
 
 std::vector<WorkItem> request_tiles(const PlanInput& input, std::int64_t item_rows) {
   std::vector<WorkItem> tiles;
+  tiles.reserve(input.seq_lens.size());
   for (std::size_t r = 0; r < input.seq_lens.size(); ++r) {
     const std::int64_t start = input.query_start_loc[r];
     const std::int64_t query_len = input.query_start_loc[r + 1] - start;
@@ -108,6 +118,9 @@ std::int64_t split_count(const PlanInput& input, const WorkItem& item, std::int6
   if (input.num_splits > 0) {
     return std::clamp<std::int64_t>(input.num_splits, 1, std::max<std::int64_t>(tiles, 1));
   }
+  if (cost(item) <= share) {
+    return 1;
+  }
   const std::int64_t wanted = ceil_div(cost(item), share);
   return std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(tiles / kMinTilesPerSplit, 1));
 }
@@ -121,46 +134,45 @@ KeyRange split_keys(const KeyRange& keys, std::int64_t index, std::int64_t count
   return {std::max(keys.begin, bound(index)), std::min(keys.end, bound(index + 1))};
 }
 
-/// The end of the items from `first` on that are of the same request.
-std::size_t end_of_request(const std::vector<WorkItem>& items, std::size_t first) {
-  std::size_t end = first;
-  while (end < items.size() && items[end].request == items[first].request) {
-    ++end;
-  }
-  return end;
-}
-
 /// See Plan::tasks.
-void order_items(std::vector<WorkItem>& items) {
-  const auto longer = [](const WorkItem& a, const WorkItem& b) { return cost(a) > cost(b); };
-  std::vector<std::span<const WorkItem>> requests;
-  for (std::size_t first = 0; first < items.size();) {
-    const std::size_t end = end_of_request(items, first);
-    std::stable_sort(items.begin() + first, items.begin() + end, longer);
-    requests.push_back({items.data() + first, end - first});
-    first = end;
-  }
-  std::stable_sort(requests.begin(), requests.end(),
-                   [&](const auto& a, const auto& b) { return longer(a.front(), b.front()); });
-  std::vector<WorkItem> ordered;
-  ordered.reserve(items.size());
-  for (const std::span<const WorkItem> request : requests) {
-    ordered.insert(ordered.end(), request.begin(), request.end());
-  }
-  items.swap(ordered);
-}
-
 std::vector<Task> tasks_of(const std::vector<WorkItem>& items, std::int64_t num_kv_heads) {
-  std::vector<Task> tasks;
-  tasks.reserve(items.size() * static_cast<std::size_t>(num_kv_heads));
-  for (std::size_t first = 0; first < items.size();) {
-    const std::size_t end = end_of_request(items, first);
-    for (std::int64_t head = 0; head < num_kv_heads; ++head) {
-      for (std::size_t item = first; item < end; ++item) {
-        tasks.push_back({static_cast<std::int32_t>(item), static_cast<std::int32_t>(head)});
+  struct Request {
+    std::int64_t cost;  // Of its longest item.
+    std::int32_t begin;
+    std::int32_t end;
+  };
+  const auto num_items = static_cast<std::int32_t>(items.size());
+  const auto item = [&](std::int32_t i) -> const WorkItem& {
+    return items[static_cast<std::size_t>(i)];
+  };
+  std::vector<std::int32_t> order(items.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::vector<Request> requests;
+  requests.reserve(items.size());
+  for (std::int32_t begin = 0; begin < num_items;) {
+    std::int32_t end = begin + 1;
+    while (end < num_items && item(end).request == item(begin).request) {
+      ++end;
+    }
+    if (end - begin > 1) {  // It would take memory for one, too.
+      std::stable_sort(
+          order.begin() + begin, order.begin() + end,
+          [&](std::int32_t a, std::int32_t b) { return cost(item(a)) > cost(item(b)); });
+    }
+    requests.push_back({cost(item(order[static_cast<std::size_t>(begin)])), begin, end});
+    begin = end;
+  }
+  std::sort(requests.begin(), requests.end(), [](const Request& a, const Request& b) {
+    return a.cost != b.cost ? a.cost > b.cost : a.begin < b.begin;
+  });
+  std::vector<Task> tasks(items.size() * static_cast<std::size_t>(num_kv_heads));
+  auto task = tasks.begin();
+  for (const Request& request : requests) {
+    for (std::int32_t head = 0; head < num_kv_heads; ++head) {
+      for (std::int32_t i = request.begin; i < request.end; ++i) {
+        *task++ = {order[static_cast<std::size_t>(i)], head};
       }
     }
-    first = end;
   }
   return tasks;
 }
@@ -189,6 +201,7 @@ Plan make_plan(const PlanInput& input) {
     }
   }
 
+  plan.items.reserve(plan.items.size() + tiles.size());
   for (const WorkItem& tile : tiles) {
     const std::int64_t splits = split_count(input, tile, share);
     if (splits == 1 && prefix_parts.empty()) {
@@ -214,7 +227,6 @@ Plan make_plan(const PlanInput& input) {
       plan.items.push_back(item);
     }
   }
-  order_items(plan.items);
   plan.tasks = tasks_of(plan.items, input.num_kv_heads);
   for (const WorkItem& item : plan.items) {
     plan.max_rows = std::max(plan.max_rows, item.num_rows);

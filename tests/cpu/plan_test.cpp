@@ -71,9 +71,37 @@ TEST(Plan, LongestFirst) {
   const Lengths lengths{{0, 1, 2, 3}, {10, 5000, 300}};
   const Plan plan = make_plan(input_for(lengths, 1));
   ASSERT_EQ(plan.items.size(), 3U);
-  EXPECT_EQ(plan.items[0].request, 1);
-  EXPECT_EQ(plan.items[1].request, 2);
-  EXPECT_EQ(plan.items[2].request, 0);
+  std::vector<std::int64_t> requests;
+  for (const Task& task : plan.tasks) {
+    requests.push_back(plan.items[static_cast<std::size_t>(task.item)].request);
+  }
+  EXPECT_EQ(requests, (std::vector<std::int64_t>{1, 2, 0}));
+}
+
+TEST(Plan, HeadsOneAfterTheOther) {
+  const Lengths lengths{{0, 200, 201}, {200, 100}};
+  PlanInput input = input_for(lengths, 1);
+  input.num_kv_heads = 2;
+  const Plan plan = make_plan(input);
+  ASSERT_EQ(plan.items.size(), 5U);
+  std::vector<std::pair<std::int64_t, std::int64_t>> tasks;
+  for (const Task& task : plan.tasks) {
+    tasks.push_back({task.kv_head, plan.items[static_cast<std::size_t>(task.item)].first_row});
+  }
+  const std::vector<std::pair<std::int64_t, std::int64_t>> wanted{
+      {0, 128}, {0, 64}, {0, 192}, {0, 0}, {1, 128}, {1, 64}, {1, 192}, {1, 0}, {0, 0}, {1, 0}};
+  EXPECT_EQ(tasks, wanted);
+}
+
+TEST(Plan, ItemsGrowAsFarAsThreadsHaveSomeEach) {
+  const Lengths lengths{{0, 2048}, {2048}};
+  for (const auto& [threads, heads, rows] :
+       {std::tuple{1, 32, 512}, {16, 32, 512}, {16, 8, 256}, {16, 1, 64}, {1, 1, 512}}) {
+    PlanInput input = input_for(lengths, threads);
+    input.num_kv_heads = heads;
+    input.max_item_rows = 512;
+    EXPECT_EQ(make_plan(input).max_rows, rows) << threads << " threads, " << heads << " heads";
+  }
 }
 
 TEST(Plan, SplitsWhereTasksAreFewerThanThreads) {
