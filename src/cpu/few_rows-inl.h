@@ -290,25 +290,6 @@ void accumulate_rows(const Tile& tile, const RowBlock& block, const TokenRows& v
   }
 }
 
-/// Calls use(Format()) for the format of the dtype.
-template <class Use>
-HWY_INLINE void with_format(DType dtype, const Use& use) {
-  switch (dtype) {
-    case DType::f32:
-      return use(FormatF32());
-    case DType::f16:
-      return use(FormatF16());
-    case DType::bf16:
-      return use(FormatBf16());
-    case DType::f8e4m3:
-      return use(FormatF8E4M3());
-    case DType::f8e5m2:
-      return use(FormatF8E5M2());
-    default:
-      HWY_ABORT("dtype without rows");
-  }
-}
-
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace foveal

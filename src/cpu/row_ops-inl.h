@@ -228,41 +228,37 @@ void store_row_as(const float* source, float divisor, float factor, void* target
   }
 }
 
-/// A row of `size` elements of the dtype (f32, f16, bf16 or an fp8) as float32.
-HWY_INLINE void load_row(DType dtype, const void* source, float* target, std::size_t size) {
+/// Calls use(Format()) for the format of the dtype (f32, f16, bf16 or an fp8).
+template <class Use>
+HWY_INLINE void with_format(DType dtype, const Use& use) {
   switch (dtype) {
     case DType::f32:
-      return load_row_as<FormatF32>(source, target, size);
+      return use(FormatF32());
     case DType::f16:
-      return load_row_as<FormatF16>(source, target, size);
+      return use(FormatF16());
     case DType::bf16:
-      return load_row_as<FormatBf16>(source, target, size);
+      return use(FormatBf16());
     case DType::f8e4m3:
-      return load_row_as<FormatF8E4M3>(source, target, size);
+      return use(FormatF8E4M3());
     case DType::f8e5m2:
-      return load_row_as<FormatF8E5M2>(source, target, size);
+      return use(FormatF8E5M2());
     default:
       HWY_ABORT("dtype without rows");
   }
 }
 
+/// A row of `size` elements of the dtype as float32.
+HWY_INLINE void load_row(DType dtype, const void* source, float* target, std::size_t size) {
+  with_format(dtype,
+              [&](auto format) HWY_ATTR { load_row_as<decltype(format)>(source, target, size); });
+}
+
 /// source / divisor · factor, rounded once to the dtype.
 HWY_INLINE void store_row(DType dtype, const float* source, float divisor, float factor,
                           void* target, std::size_t size) {
-  switch (dtype) {
-    case DType::f32:
-      return store_row_as<FormatF32>(source, divisor, factor, target, size);
-    case DType::f16:
-      return store_row_as<FormatF16>(source, divisor, factor, target, size);
-    case DType::bf16:
-      return store_row_as<FormatBf16>(source, divisor, factor, target, size);
-    case DType::f8e4m3:
-      return store_row_as<FormatF8E4M3>(source, divisor, factor, target, size);
-    case DType::f8e5m2:
-      return store_row_as<FormatF8E5M2>(source, divisor, factor, target, size);
-    default:
-      HWY_ABORT("dtype without rows");
-  }
+  with_format(dtype, [&](auto format) HWY_ATTR {
+    store_row_as<decltype(format)>(source, divisor, factor, target, size);
+  });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
