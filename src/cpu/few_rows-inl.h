@@ -29,22 +29,32 @@ struct TokenRows {
   const std::byte* at[kTileKeys];
   std::int64_t count = 0;
   std::int64_t bytes = 0;  ///< Of a row.
-
-  HWY_INLINE void prefetch(std::int64_t index) const {
-    for (std::int64_t i = 0; i < bytes; i += kCacheLine) {
-      hwy::Prefetch(at[index] + i);
-    }
-  }
 };
 
-/// While row `index` is used the memory begins to fetch the one kAhead later, which may be one of
-/// the rows that are used next.
-HWY_INLINE void fetch_ahead(const TokenRows& rows, const TokenRows& next, std::int64_t index) {
+/// Rows that the memory begins to fetch while others are used, or a part of each.
+struct FetchedRows {
+  FetchedRows(const TokenRows& of, std::int64_t part, std::int64_t parts)
+      : rows(of), begin(of.bytes * part / parts), end(of.bytes * (part + 1) / parts) {}
+
+  HWY_INLINE void fetch(std::int64_t index) const {
+    for (std::int64_t i = begin; i < end; i += kCacheLine) {
+      hwy::Prefetch(rows.at[index] + i);
+    }
+  }
+
+  const TokenRows& rows;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// While row `index` is used, the one kAhead later is fetched, which may be one of those that are
+/// used next.
+HWY_INLINE void fetch_ahead(const FetchedRows& now, const FetchedRows& next, std::int64_t index) {
   constexpr std::int64_t kAhead = 16;
-  if (index + kAhead < rows.count) {
-    rows.prefetch(index + kAhead);
-  } else if (index + kAhead - rows.count < next.count) {
-    next.prefetch(index + kAhead - rows.count);
+  if (index + kAhead < now.rows.count) {
+    now.fetch(index + kAhead);
+  } else if (index + kAhead - now.rows.count < next.rows.count) {
+    next.fetch(index + kAhead - now.rows.count);
   }
 }
 
@@ -149,10 +159,12 @@ HWY_INLINE void score_four_keys(const float* query, std::int64_t query_stride,
 template <class Format>
 void score_rows(const Tile& tile, const RowBlock& block, const TokenRows& keys,
                 std::int64_t head_size, const TokenRows& next) {
+  const FetchedRows all_keys(keys, 0, 1);
+  const FetchedRows all_next(next, 0, 1);
   for (std::int64_t key = 0; key < keys.count; key += 4) {
     const std::byte* four[4];
     for (std::int64_t i = 0; i < 4; ++i) {
-      fetch_ahead(keys, next, key + i);
+      fetch_ahead(all_keys, all_next, key + i);
       four[i] = keys.at[std::min(key + i, keys.count - 1)];
     }
     for (std::int64_t row = 0; row < block.num_rows;) {
@@ -204,7 +216,8 @@ inline void online_softmax_of_rows(const Tile& tile, const RowBlock& block) {
 template <class Format, int kRows>
 HWY_INLINE void accumulate_four_vectors(const float* weights, const TokenRows& values,
                                         std::int64_t i, std::int64_t size, float* output,
-                                        std::int64_t output_stride, const TokenRows* next) {
+                                        std::int64_t output_stride, const FetchedRows& now,
+                                        const FetchedRows& next, bool fetch) {
   const FloatTag d;
   using V = hn::Vec<FloatTag>;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
@@ -219,8 +232,8 @@ HWY_INLINE void accumulate_four_vectors(const float* weights, const TokenRows& v
   V s20 = start(2, 0), s21 = start(2, 1), s22 = start(2, 2), s23 = start(2, 3);
   V s30 = start(3, 0), s31 = start(3, 1), s32 = start(3, 2), s33 = start(3, 3);
   for (std::int64_t key = 0; key < values.count; ++key) {
-    if (next != nullptr) {
-      fetch_ahead(values, *next, key);
+    if (fetch) {
+      fetch_ahead(now, next, key);
     }
     const auto load = [&](std::int64_t j) HWY_ATTR {
       return i + j * n < size ? load_elements<Format>(values.at[key], i + j * n, size)
@@ -270,22 +283,24 @@ template <class Format>
 void accumulate_rows(const Tile& tile, const RowBlock& block, const TokenRows& values,
                      std::int64_t size, const TokenRows& next) {
   const std::int64_t output_stride = padded_size(size);
-  const std::int64_t step = 4 * static_cast<std::int64_t>(hn::Lanes(FloatTag()));
-  const TokenRows* to_fetch = &next;
-  for (std::int64_t i = 0; i < size; i += step) {
+  const std::int64_t elements = 4 * static_cast<std::int64_t>(hn::Lanes(FloatTag()));
+  const std::int64_t steps = (size + elements - 1) / elements;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const std::int64_t i = step * elements;
+    const FetchedRows part_of_values(values, step, steps);
+    const FetchedRows part_of_next(next, step, steps);
     for (std::int64_t row = 0; row < block.num_rows;) {
       const float* const weights = tile.scores + row * kTileKeys;
       float* const output = block.output + row * output_stride + i;
       if (row + 4 <= block.num_rows) {
         accumulate_four_vectors<Format, 4>(weights, values, i, size, output, output_stride,
-                                           to_fetch);
+                                           part_of_values, part_of_next, row == 0);
         row += 4;
       } else {
         accumulate_four_vectors<Format, 1>(weights, values, i, size, output, output_stride,
-                                           to_fetch);
+                                           part_of_values, part_of_next, row == 0);
         row += 1;
       }
-      to_fetch = nullptr;
     }
   }
 }
