@@ -1,4 +1,4 @@
-// Flash attention of packed query rows over some keys, in float32.
+// Flash attention of packed query rows over some keys, with float32 sums (docs/cpu.md).
 //
 // Scores are kept transposed, [key][row], and so is the output, [element][row]: vector lanes are
 // rows. Then keys and values are read as they lie, one broadcast an element; maximum and sum of the
@@ -272,11 +272,12 @@ void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t
   if (call.batch_invariant ||
       item.num_rows * 2 > static_cast<std::int64_t>(hn::Lanes(FloatTag()))) {
     // Whose columns come in sixteens.
-    if (call.bf16 != nullptr && hn::Lanes(FloatTag()) == 16) {
-      attend_with_rows_on_lanes<Bf16Products>(call, item, kv_head, scratch);
-    } else {
-      attend_with_rows_on_lanes<F32Products>(call, item, kv_head, scratch);
+    if constexpr (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) {
+      if (call.bf16 != nullptr) {
+        return attend_with_rows_on_lanes<Bf16Products>(call, item, kv_head, scratch);
+      }
     }
+    attend_with_rows_on_lanes<F32Products>(call, item, kv_head, scratch);
   } else {
     attend_with_head_on_lanes(call, item, kv_head, scratch);
   }
