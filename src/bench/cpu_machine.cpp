@@ -31,8 +31,7 @@ class CpuMachine final : public Machine {
 
   std::shared_ptr<void> allocate(std::int64_t bytes) override {
     // The system would promise more than it has, and end the process when it is used.
-    const std::int64_t physical = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) *
-                                  static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
+    const std::int64_t physical = physical_bytes();
     std::shared_ptr<void> memory = bytes > physical ? nullptr : allocate_host(bytes);
     if (memory == nullptr) {
       fail(ErrorCode::out_of_memory, "out of memory: {:.1f} GiB wanted, the machine has {:.1f}",
@@ -63,31 +62,32 @@ class CpuMachine final : public Machine {
   }
 
   double read_bandwidth() override {
-    constexpr std::int64_t kBytes = 2 * kGiB;  // More than caches hold.
     constexpr std::int64_t kPieces = 256;
-    constexpr std::int64_t kWords = kBytes / kPieces / 8;
-    const std::shared_ptr<void> memory = allocate(kBytes);
+    // More than caches hold, where there is as much.
+    const std::int64_t num_words = std::min(2 * kGiB, physical_bytes() / 4) / kPieces / 8;
+    const std::int64_t bytes = num_words * kPieces * 8;
+    const std::shared_ptr<void> memory = allocate(bytes);
     auto* words = static_cast<std::uint64_t*>(memory.get());
     std::vector<std::uint64_t> sums(kPieces);
     const auto fill = [&](std::int64_t piece, int) {
-      std::iota(words + piece * kWords, words + (piece + 1) * kWords,
+      std::iota(words + piece * num_words, words + (piece + 1) * num_words,
                 static_cast<std::uint64_t>(piece));
     };
     const auto sum = [&](std::int64_t piece, int) {
-      sums[static_cast<std::size_t>(piece)] =
-          std::accumulate(words + piece * kWords, words + (piece + 1) * kWords, std::uint64_t{0});
+      sums[static_cast<std::size_t>(piece)] = std::accumulate(
+          words + piece * num_words, words + (piece + 1) * num_words, std::uint64_t{0});
     };
     pool_->parallel_for(kPieces, std::ref(fill));
     const Times times = time([&] { pool_->parallel_for(kPieces, std::ref(sum)); }, false);
     // Looking at the sums also keeps the compiler from leaving the reading out.
     for (std::int64_t piece = 0; piece < kPieces; ++piece) {
       const auto first = static_cast<std::uint64_t>(piece);
-      constexpr auto kCount = static_cast<std::uint64_t>(kWords);
-      if (sums[static_cast<std::size_t>(piece)] != kCount * first + kCount * (kCount - 1) / 2) {
+      const auto count = static_cast<std::uint64_t>(num_words);
+      if (sums[static_cast<std::size_t>(piece)] != count * first + count * (count - 1) / 2) {
         fail(ErrorCode::device, "the sum that measures the read bandwidth is wrong");
       }
     }
-    return static_cast<double>(kBytes) / times.median_us / 1e3;
+    return static_cast<double>(bytes) / times.median_us / 1e3;
   }
 
   std::int64_t naive_score_bytes(const NaiveProblem& problem) const override {
@@ -102,6 +102,11 @@ class CpuMachine final : public Machine {
   }
 
  private:
+  static std::int64_t physical_bytes() {
+    return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) *
+           static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
+  }
+
   std::shared_ptr<ThreadPool> pool_;
   std::unique_ptr<CpuNaive> naive_;
 };

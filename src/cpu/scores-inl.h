@@ -127,8 +127,7 @@ inline bool modify_scores(const Scores& scores) {
     apply_custom(scores);
     return true;
   }
-  const bool masked = scores.rows.visible_begin[scores.rows.num_rows - 1] > scores.first_key ||
-                      scores.rows.visible_end[0] < scores.first_key + scores.num_keys;
+  const bool masked = is_masked(scores);
   if (masked) {
     mask_scores(scores);
   }
