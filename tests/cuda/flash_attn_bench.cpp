@@ -230,15 +230,18 @@ class Bench {
     p.query = {query_.data(), static_cast<long long>(s.heads) * s.head_size, s.head_size};
     p.output = {output_.data(), static_cast<long long>(s.heads) * s.head_size, s.head_size};
     const long long element = size_of(s.cache);
+    const long long row_bytes = row * element;
+    const long long head_bytes = s.head_size * element;
     if (s.page > 0) {  // [blocks, 2, block_size, kv_heads, head_size]
-      const long long block = 2 * s.page * row;
-      p.key = {cache_.data(), block, row, s.head_size};
-      p.value = {cache_.as<char>() + s.page * row * element, block, row, s.head_size};
+      const long long block = 2 * s.page * row_bytes;
+      p.key = {cache_.data(), block, row_bytes, head_bytes};
+      p.value = {cache_.as<char>() + s.page * row_bytes, block, row_bytes, head_bytes};
       p.block_table = table_.as<int>();
       p.table_stride = width_;
     } else {
-      p.key = {cache_.data(), 0, row, s.head_size};
-      p.value = {cache_.as<char>() + s.kv_elements() * std::size_t(element), 0, row, s.head_size};
+      p.key = {cache_.data(), 0, row_bytes, head_bytes};
+      p.value = {cache_.as<char>() + s.kv_elements() * std::size_t(element), 0, row_bytes,
+                 head_bytes};
       p.key_start_loc = key_starts_.as<int>();
     }
     p.counts = counts.as<PlanCounts>() + class_number;

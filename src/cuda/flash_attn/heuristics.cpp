@@ -46,6 +46,8 @@ TileConfig sm90_tile(const HeadShape& head, std::int64_t max_query_len) {
   if (widest(head) <= 64) {
     // With few rows the larger tile is mostly empty.
     tile.warpgroups = widens || max_query_len * head.group <= 1536 ? 2 : 3;
+    // Small tiles leave room for one more, so that warpgroups may be further apart.
+    tile.stages = widens ? 2 : 3;
   } else if (widest(head) > 128) {
     tile.query_stages = 1;  // What the shared memory holds.
     const int size_v = head.head_size_v;
@@ -111,11 +113,10 @@ TileConfig prefill_tile(const HeadShape& head, std::int64_t max_query_len, int v
   // with them; 32 rows halve that, as far as the accumulators (32 · head_size_v / 32 registers)
   // leave room for the scores.
   TileConfig tile{.row_tiles = 2, .warps_m = 4, .block_n = 64, .stages = 2, .min_blocks = 2};
-  // A tile of 96 keys should hold whole blocks of the cache.
-  const int many_keys = head.page_size == 0 || 96 % head.page_size == 0 ? 96 : 64;
   if (widest(head) <= 64) {
+    // More keys where they are plain: of 64, each of the four warps brings whole blocks of 16.
     tile.query_in_registers = true;
-    tile.block_n = head.cache_bytes == 2 ? many_keys : 64;
+    tile.block_n = head.cache_bytes == 2 && head.page_size == 0 ? 96 : 64;
     if (!fits(tile, head, device)) {
       tile.block_n = 64;
     }
@@ -125,10 +126,11 @@ TileConfig prefill_tile(const HeadShape& head, std::int64_t max_query_len, int v
     }
   } else if (widest(head) <= 256 && head.cache_bytes == 2 &&
              tile.shape(head).head_pad_v() % 32 == 0) {
-    // Two warps share 32 rows and each has half the columns. One stage leaves room for more keys.
+    // Two warps share 32 rows and each has half the columns. One stage leaves room for more keys,
+    // in whole blocks of the cache.
     tile.warps_n = 2;
     tile.teams = true;
-    tile.block_n = many_keys;
+    tile.block_n = head.page_size == 0 || 96 % head.page_size == 0 ? 96 : 64;
     tile.stages = 1;
     tile.min_blocks = 1;
   } else {

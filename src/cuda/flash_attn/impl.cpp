@@ -23,7 +23,7 @@ float score_scale(const AttentionSpec& spec, bool paged) {
 }
 
 bool same_strides(const CacheView& a, const CacheView& b) {
-  return a.block_stride == b.block_stride && a.token_stride == b.token_stride;
+  return a.block_bytes == b.block_bytes && a.token_bytes == b.token_bytes;
 }
 
 }  // namespace

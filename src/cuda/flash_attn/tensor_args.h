@@ -29,12 +29,15 @@ inline RowsView rows_view(const TensorView& tensor) {
 
 /// [blocks, block_size, heads, size]
 inline CacheView cache_view(const TensorView& tensor) {
-  return {tensor.data(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+  const std::int64_t element = size_of(tensor.dtype());
+  return {tensor.data(), tensor.stride(0) * element, tensor.stride(1) * element,
+          tensor.stride(2) * element};
 }
 
 /// [keys, heads, size]
 inline CacheView plain_view(const TensorView& tensor) {
-  return {tensor.data(), 0, tensor.stride(0), tensor.stride(1)};
+  const std::int64_t element = size_of(tensor.dtype());
+  return {tensor.data(), 0, tensor.stride(0) * element, tensor.stride(1) * element};
 }
 
 }  // namespace foveal::cuda::flash_attn

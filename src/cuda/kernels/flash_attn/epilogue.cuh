@@ -47,6 +47,14 @@ struct Destination {
   float* partial;  // Likewise.
 };
 
+__device__ __forceinline__ Output* output_row(const ForwardParams& p, const WorkItem& item,
+                                              const Rows& rows, int kv_head, int row) {
+  const int packed = rows.first + row;
+  return static_cast<Output*>(p.output.data) +
+         (item.query_start + packed / kGroup) * p.output.row_stride +
+         (kv_head * kGroup + packed % kGroup) * p.output.head_stride;
+}
+
 /// In the tensors of the caller. The log-sum-exp (base 2) is stored at once.
 __device__ __forceinline__ Destination final_destination(const ForwardParams& p,
                                                          const WorkItem& item, const Rows& rows,
@@ -57,9 +65,7 @@ __device__ __forceinline__ Destination final_destination(const ForwardParams& p,
   if (p.lse != nullptr) {
     p.lse[head * p.lse_head_stride + token * p.lse_row_stride] = lse * kLn2;
   }
-  return {static_cast<Output*>(p.output.data) + token * p.output.row_stride +
-              head * p.output.head_stride,
-          nullptr};
+  return {output_row(p, item, rows, kv_head, row), nullptr};
 }
 
 /// Number of a slot's first row among the partial results.

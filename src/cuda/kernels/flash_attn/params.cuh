@@ -10,13 +10,13 @@ struct RowsView {
   long long head_stride;
 };
 
-/// Paged keys or values: block, token and head strides of any size and order. Plain ones (no block
-/// table) leave block_stride unused.
+/// Paged keys or values: strides of any size and order, in bytes, as addresses are computed with
+/// little else to do. Plain ones (no block table) leave block_bytes unused.
 struct CacheView {
   const void* data;
-  long long block_stride;
-  long long token_stride;
-  long long head_stride;
+  long long block_bytes;
+  long long token_bytes;
+  long long head_bytes;
 };
 
 /// One tile of query rows against a range of keys, for every KV head. Rows are the query rows of a
@@ -107,7 +107,7 @@ struct PlanParams {
   int key_begin;     ///< Keys before are left to another pass (cascade).
   int one_sequence;  ///< All rows as one request with this many keys (the prefix of a cascade); 0:
                      ///< no.
-  int kv_token_bytes;  ///< Of keys and values of one head.
+  int kv_token_bytes;    ///< Of keys and values of one head.
   PlanClass classes[2];  ///< Few rows (decode), and the rest.
 };
 

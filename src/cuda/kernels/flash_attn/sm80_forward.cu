@@ -68,8 +68,8 @@ __device__ __forceinline__ BlockState block_state(const WorkItem& item, const Ro
   const int last = rows.count - 1;
   const long long key_start = kPageSize == 0 ? p.key_start_loc[item.request] : 0;
   const auto first_of = [&](const CacheView& view) {
-    return static_cast<const unsigned char*>(view.data) +
-           (kv_head * view.head_stride + key_start * view.token_stride) * kCacheBytes;
+    return static_cast<const unsigned char*>(view.data) + kv_head * view.head_bytes +
+           key_start * view.token_bytes;
   };
   return {.rows = rows,
           .low = rows.low(0),
@@ -221,11 +221,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       // Else what follows from it would be held in registers from tile to tile.
       asm volatile("" : "+r"(copier));
     }
-    return {.keys = {block.keys, p.key.block_stride * kCacheBytes, p.key.token_stride * kCacheBytes,
-                     pages, tile * kBlockN, block.low, high, copier},
-            .values = {block.values, p.value.block_stride * kCacheBytes,
-                       p.value.token_stride * kCacheBytes, pages, tile * kBlockN, block.low, high,
-                       copier},
+    return {.keys = {block.keys, p.key.block_bytes, p.key.token_bytes, pages, tile * kBlockN,
+                     block.low, high, copier},
+            .values = {block.values, p.value.block_bytes, p.value.token_bytes, pages,
+                       tile * kBlockN, block.low, high, copier},
             .stage = shared_start + kLayout.stages + tile % kStages * kLayout.stage_bytes,
             .distance = block.values - block.keys};
   };

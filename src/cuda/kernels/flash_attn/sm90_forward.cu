@@ -26,6 +26,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
+#include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -71,61 +72,85 @@ __device__ __forceinline__ void clear_values(unsigned char* values, int first, i
   ptx::barrier_sync<128>(kGroupOnly + warpgroup);
 }
 
-/// In groups of four lanes that hold a row: word i of lane j to word j of lane i.
-__device__ __forceinline__ void transpose_quad(unsigned (&words)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 4;
-  const auto swap = [](unsigned& a, unsigned& b, bool keep_b, int distance) {
-    const unsigned got = __shfl_xor_sync(0xFFFFFFFFU, keep_b ? a : b, distance);
-    (keep_b ? a : b) = got;
-  };
-  swap(words[0], words[1], (lane & 1) != 0, 1);
-  swap(words[2], words[3], (lane & 1) != 0, 1);
-  swap(words[0], words[2], (lane & 2) != 0, 2);
-  swap(words[1], words[3], (lane & 2) != 0, 2);
+/// A warp's 16 rows, piece by piece: into shared memory as fragments, out of it as rows, so that
+/// eight lanes write 128 bytes of one.
+__device__ __forceinline__ void store_rows(const Sums& output, const float (&factors)[kRows],
+                                           const ForwardParams& p, const WorkItem& item,
+                                           const Rows& rows, int kv_head, int first_row,
+                                           unsigned shared) {
+  constexpr int kChunks = kStoreColumns / 8;
+  constexpr int kPasses = 16 * kChunks / 32;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  // Else what follows from it would be held in registers from item to item.
+  asm volatile("" : "+r"(lane));
+  const unsigned piece = shared + kLayout.output + static_cast<unsigned>(first_row) * kStorePitch;
+#pragma unroll
+  for (int column = 0; column < kHeadSizeV; column += kStoreColumns) {
+    __syncwarp();  // All lanes have read the piece before.
+#pragma unroll
+    for (int n = 0; n < kChunks; n += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int at = (column / 8 + n + w / 2) * 4 + w % 2 * 2;
+        words[w] = ptx::pack<Output>(output[at] * factors[w % 2], output[at + 1] * factors[w % 2]);
+      }
+      ptx::stmatrix_x4(piece + lane % 16 * kStorePitch + (n + lane / 16) * 16, words);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int row = lane / kChunks + i * (32 / kChunks);
+      const uint4 chunk = ptx::load_shared(piece + row * kStorePitch + lane % kChunks * 16);
+      if (first_row + row < rows.count) {
+        Output* to = output_row(p, item, rows, kv_head, first_row + row) + column;
+        *reinterpret_cast<uint4*>(to + lane % kChunks * 8) = chunk;
+      }
+    }
+  }
 }
 
-__device__ __forceinline__ void store(const Sums& output, const Softmax& softmax, float scale,
+__device__ __forceinline__ void store(Sums& output, const Softmax& softmax, float scale,
                                       const ForwardParams& p, const HeadValues<kHeadValues>& heads,
-                                      const WorkItem& item, const Rows& rows, int kv_head,
-                                      int row) {
+                                      const WorkItem& item, const Rows& rows, int kv_head, int row,
+                                      unsigned shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Else what follows from it would be held in registers from item to item.
+  asm volatile("" : "+r"(row));
+  const bool partial = item.slot >= 0;
+  float factors[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int r = row + thread_row(i);
     const bool inside = r < rows.count;
     RowEnd end = finish_row(softmax.maximum[i] * scale, quad_sum(softmax.sum[i]),
-                            inside ? row_sink(heads, rows, kv_head, r) : 0.0F, item.slot >= 0);
+                            inside ? row_sink(heads, rows, kv_head, r) : 0.0F, partial);
     end.factor *= p.value_scale;
-    Destination to{};
-    if (inside) {
-      // All four lanes of a row write the same log-sum-exp.
-      to = destination<kBlockM>(p, item, rows, kv_head, r, end.lse);
-    }
-    if (item.slot >= 0) {
-#pragma unroll
-      for (int n = 0; n < kHeadSizeV / 8; ++n) {
-        if (inside) {
-          *reinterpret_cast<float2*>(to.partial + n * 8 + lane % 4 * 2) = {
-              finish(output[n * 4 + i * 2], end), finish(output[n * 4 + i * 2 + 1], end)};
-        }
-      }
+    factors[i] = end.factor;
+    if (!inside) {
       continue;
     }
+    // All four lanes of a row write the same log-sum-exp.
+    const Destination to = destination<kBlockM>(p, item, rows, kv_head, r, end.lse);
+    if (partial) {
 #pragma unroll
-    for (int n = 0; n < kHeadSizeV / 8; n += 4) {
-      unsigned words[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        words[w] = ptx::pack<Output>(finish(output[(n + w) * 4 + i * 2], end),
-                                     finish(output[(n + w) * 4 + i * 2 + 1], end));
-      }
-      transpose_quad(words);
-      if (inside) {
-        *reinterpret_cast<uint4*>(to.output + (n + lane % 4) * 8) = {words[0], words[1], words[2],
-                                                                     words[3]};
+      for (int n = 0; n < kHeadSizeV / 8; ++n) {
+        *reinterpret_cast<float2*>(to.partial + n * 8 + lane % 4 * 2) = {
+            finish(output[n * 4 + i * 2], end), finish(output[n * 4 + i * 2 + 1], end)};
       }
     }
   }
+  if (partial) {
+    return;
+  }
+  // A row that saw no key becomes 0, whatever stands there: 0 · NaN is NaN.
+  if (__any_sync(0xFFFFFFFFU, factors[0] == 0.0F || factors[1] == 0.0F)) {
+#pragma unroll
+    for (int n = 0; n < kHeadSizeV / 2; ++n) {
+      output[n] = factors[n / 2 % 2] == 0.0F ? 0.0F : output[n];
+    }
+  }
+  store_rows(output, factors, p, item, rows, kv_head, row - lane / 4, shared);
 }
 
 __device__ __forceinline__ void consume(const ForwardParams& p,
@@ -150,12 +175,13 @@ __device__ __forceinline__ void consume(const ForwardParams& p,
   Position<kStages> keys_at;
   Scores scores;
   Weights weights;
-  // The item in hand: its tiles, from the last down to tile_begin, of which all rows see those from
-  // plain_begin to plain_end − 1 whole.
+  // The item in hand: its tiles, from the last that this warpgroup's rows see down to tile_begin,
+  // of which all rows see those from plain_begin to plain_end − 1 whole.
   int tile = 0;
   int tile_begin = 0;
   int plain_begin = 0;
   int plain_end = 0;
+  int passed_over = 0;  // Tiles before that, which other warpgroups' rows see.
   /// False when nothing is left.
   const auto begin_item = [&] {
     ring.work.wait_full(work_at);
@@ -166,9 +192,17 @@ __device__ __forceinline__ void consume(const ForwardParams& p,
     tile = uniform(work.item.tile_end) - 1;
     tile_begin = uniform(work.item.tile_begin);
     plain_begin = uniform(work.plain_begin);
-    plain_end = uniform(work.plain_end);
+    plain_end = uniform(work.plain_end[warpgroup]);
     ring.query.wait_full(query_at);
     ring.keys.wait_full(keys_at);
+    if constexpr (kRightBound) {
+      for (const int end = uniform(work.tile_end[warpgroup]); tile >= end; --tile) {
+        ring.keys.release(keys_at);
+        keys_at.number += 1;
+        passed_over += 1;
+        ring.keys.wait_full(keys_at);
+      }
+    }
     return true;
   };
   // Values come one tile behind the keys.
@@ -238,6 +272,11 @@ __device__ __forceinline__ void consume(const ForwardParams& p,
     softmax.raise(scores, slack, scale);
     softmax.exponentials(scores, scale);
     pack_weights(weights, scores);
+    for (; passed_over > 0; --passed_over) {
+      const Position<kStages> at{values_at().number - passed_over};
+      ring.values.wait_full(at);
+      ring.values.release(at);
+    }
     wait_next_keys();
 
     while (--tile >= tile_begin) {
@@ -262,10 +301,13 @@ __device__ __forceinline__ void consume(const ForwardParams& p,
       }
       pack_weights(weights, scores);
     }
-    ring.query.release(query_at);
-    query_at.number += 1;
+    if constexpr (!kStoreInQuery) {
+      ring.query.release(query_at);
+      query_at.number += 1;
+    }
     wait_values(tile + 1);
-    issue_output(output, weights, values(values_at()));
+    const Position<kStages> last_values = values_at();
+    issue_output(output, weights, values(last_values));
     if constexpr (kQueryStages > 1) {
       begin_next();  // Beside the end of this one.
       ptx::wgmma_wait<1>();
@@ -273,9 +315,17 @@ __device__ __forceinline__ void consume(const ForwardParams& p,
       ptx::wgmma_wait<0>();
     }
     ptx::wgmma_touch(output);
-    ring.values.release(values_at());
+    ring.values.release(last_values);
     const int kv_head = uniform(work.kv_head);
-    store(output, softmax, scale, p, heads, work.item, work.rows, kv_head, row);
+    if constexpr (kStoreInQuery) {
+      ptx::barrier_sync<128>(kGroupOnly + warpgroup);  // All its warps are done with the query.
+    }
+    store(output, softmax, scale, p, heads, work.item, work.rows, kv_head, row, shared);
+    if constexpr (kStoreInQuery) {
+      ptx::fence_async_shared();
+      ring.query.release(query_at);
+      query_at.number += 1;
+    }
     if (uniform(work.item.slot) >= 0) {
       constexpr int kThreads = kWarpgroups * 128;
       const int thread = static_cast<int>(threadIdx.x) - kProducerThreads;

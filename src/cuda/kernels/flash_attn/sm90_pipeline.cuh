@@ -43,6 +43,10 @@ constexpr int kRawChunksV = Sm90Shape::chunks(kHeadSizeV * sizeof(Cache));
 constexpr int kValueChunks = Sm90Shape::chunks(kHeadSizeV * 2);
 constexpr int kKSteps = (kHeadSize * sizeof(Query) + 31) / 32;  // Of 32 bytes of a row.
 constexpr int kPSteps = kBlockN / 16;
+constexpr int kStoreColumns = kShape.store_columns();
+constexpr int kStorePitch = kShape.store_pitch();
+constexpr bool kStoreInQuery = kLayout.output == kLayout.query;
+static_assert(!kStoreInQuery || kQueryStages == 1);
 constexpr int kWorkStages = Sm90Shape::work_stages();
 // Tiles of keys still to be asked for when the next item is claimed.
 constexpr int kClaimTiles = 3;
@@ -129,10 +133,14 @@ __device__ __forceinline__ Rings rings(unsigned shared) {
 struct Work {
   WorkItem item;
   Rows rows;
-  int kv_head;    // −1: nothing is left.
-  int low, high;  // Keys that any row sees.
-  // Tiles of keys that all rows see whole.
-  int plain_begin, plain_end;
+  int kv_head;      // −1: nothing is left.
+  int low, high;    // Keys that any row sees.
+  int plain_begin;  // The first tile of keys that all rows see whole.
+  // Of a warpgroup's rows: past the last tile that all of them see whole, and past the last that
+  // any of them sees. It passes over the item's tiles from there on, but not over more than the
+  // ring has stages less one: their keys are let go of before their values.
+  int plain_end[kWarpgroups];
+  int tile_end[kWarpgroups];
 };
 static_assert(sizeof(Work) <= kShape.work_bytes());
 
@@ -165,7 +173,13 @@ __device__ __forceinline__ Work find_work(const ForwardParams& p, unsigned numbe
   work.low = work.rows.low(0);
   work.high = work.rows.high(last);
   work.plain_begin = (work.rows.low(last) + kBlockN - 1) / kBlockN;
-  work.plain_end = work.rows.high(0) / kBlockN;
+#pragma unroll
+  for (int w = 0; w < kWarpgroups; ++w) {
+    work.plain_end[w] = work.rows.high(min(w * 64, last)) / kBlockN;
+    const int high = w * 64 <= last ? work.rows.high(min(w * 64 + 63, last)) : 0;
+    const int least = max(work.item.tile_begin + 1, work.item.tile_end - kStages + 1);
+    work.tile_end[w] = max((high + kBlockN - 1) / kBlockN, least);
+  }
   return work;
 }
 

@@ -29,8 +29,12 @@ struct Sm90Shape {
   constexpr int threads() const { return 128 * (warpgroups + (wideners() == 4 ? 2 : 1)); }
   /// A row of a tile is cut into pieces of 128 bytes, each with a tile of its own.
   static constexpr int chunks(int bytes) { return (bytes + 127) / 128; }
+  /// Rows leave a warp in pieces of so many columns, through shared memory, where they stand a
+  /// 16-byte chunk further apart, so that the eight rows of a matrix lie in different banks.
+  constexpr int store_columns() const { return head_size_v % 64 == 0 ? 64 : 32; }
+  constexpr int store_pitch() const { return store_columns() * 2 + 16; }
   static constexpr int work_stages() { return 2; }
-  static constexpr int work_bytes() { return 112; }
+  static constexpr int work_bytes() { return 128; }
   /// Tokens that one copy brings: they must lie in one block of the cache.
   constexpr int box_tokens() const {
     if (page_size == 0) return block_n;
@@ -56,6 +60,8 @@ struct Sm90Layout {
   int value_bytes;
   int raw_key_bytes;
   int raw_value_bytes;
+  /// [warp of consumers][16 rows][store_pitch]; where nothing is left for it, in the query's place.
+  int output;
   int barriers;  ///< full and empty of each stage of six rings, and one more
   int works;     ///< [work_stages]
   int total;
@@ -74,7 +80,14 @@ constexpr Sm90Layout sm90_layout(const Sm90Shape& s) {
   layout.values = layout.keys + s.stages * layout.key_bytes;
   layout.raw_keys = layout.values + s.stages * layout.value_bytes;
   layout.raw_values = layout.raw_keys + s.stages * layout.raw_key_bytes;
-  layout.barriers = layout.raw_values + s.stages * layout.raw_value_bytes;
+  layout.output = layout.raw_values + s.stages * layout.raw_value_bytes;
+  layout.barriers = layout.output + s.block_m() * s.store_pitch();
+  constexpr int kMostBytes = 227 * 1024;
+  constexpr int kBarriersAndWorks = 1024;
+  if (layout.barriers > kMostBytes - kBarriersAndWorks) {
+    layout.barriers = layout.output;
+    layout.output = layout.query;
+  }
   const int rings = 4 * s.stages + s.query_stages + s.work_stages();
   layout.works = (layout.barriers + (2 * rings + 1) * 8 + 15) / 16 * 16;
   layout.total = layout.works + s.work_stages() * s.work_bytes();

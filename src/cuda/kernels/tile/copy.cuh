@@ -37,15 +37,22 @@ template <int kRows, int kRowBytes, int kChunks, int kRowPitch, int kThreads, in
           int kPage, bool kAligned>
 class TileCopy {
   static constexpr bool kWhole = kRows * kChunks % kThreads == 0;
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kTokens = kPage > 0 ? kPage : 1;
+  /// Where all rows of a warp can lie in one block of the cache, it brings successive ones, and
+  /// computes that block's address once.
+  static constexpr int kWarpRows = kRows / kWarps;
+  static constexpr bool kOneBlock = kPage > 0 && kAligned&& kRows % kWarps == 0 &&
+                                    kTokens % kWarpRows == 0 && 32 % kChunks == 0 &&
+                                    kWarpRows* kChunks % 32 == 0;
   /// Every pass advances a thread by the same number of rows in the same column.
-  static constexpr bool kRegular = kThreads % kChunks == 0;
-  static constexpr int kRowStep = kRegular ? kThreads / kChunks : 1;
+  static constexpr bool kRegular = kOneBlock || kThreads % kChunks == 0;
+  static constexpr int kRowStep = kOneBlock ? 32 / kChunks : kRegular ? kThreads / kChunks : 1;
   /// Each pass of the copy stays inside one block…
   static constexpr bool kWholePasses =
-      kRegular && kPage > 0 && kPage % kRowStep == 0 && kRows % kRowStep == 0;
+      !kOneBlock && kRegular && kPage > 0 && kTokens % kRowStep == 0 && kRows % kRowStep == 0;
   /// …whose place in the tile is known at compile time.
   static constexpr bool kFast = kWholePasses && kAligned;
-  static constexpr int kTokens = kPage > 0 ? kPage : 1;
 
  public:
   static constexpr int kPasses = (kRows * kChunks + kThreads - 1) / kThreads;
@@ -66,14 +73,19 @@ class TileCopy {
         thread_(thread) {
     if constexpr (kPage == 0) {
       rows_ += first * token_bytes;
-    } else if constexpr (kFast) {
-      page_ = pages[0];
+    } else if constexpr (kOneBlock || kFast) {
       if constexpr (kPage > kRows) {
-        rows_ += first % kPage * token_bytes;
+        rows_ += first % kTokens * token_bytes;
       }
+      page_ = pages[kOneBlock && kPage < kRows ? thread / 32 * kWarpRows / kTokens : 0];
     }
-    if constexpr (kRegular) {
-      rows_ += thread_ / kChunks * token_bytes;
+    if constexpr (kOneBlock) {
+      const int row = kPage < kRows ? first_row() % kTokens : first_row();
+      rows_ += row * token_bytes;
+      // As one address: else parts of the sum would be added for each block.
+      asm volatile("" : "+l"(rows_));
+    } else if constexpr (kRegular) {
+      rows_ += first_row() * token_bytes;
     }
   }
 
@@ -91,7 +103,7 @@ class TileCopy {
   __device__ __forceinline__ void copy(int number, unsigned tile, unsigned second,
                                        long long distance) {
     const int at = kRegular ? thread_ : thread_ + number * kThreads;
-    const int row = at / kChunks + (kRegular ? number * kRowStep : 0);
+    const int row = kRegular ? first_row() + number * kRowStep : at / kChunks;
     const int chunk = at % kChunks;
     if (!kWhole && row >= kRows) {
       return;
@@ -106,27 +118,43 @@ class TileCopy {
     }
   }
 
+  /// This thread's row in the first pass, where regular.
+  __device__ __forceinline__ int first_row() const {
+    return kOneBlock ? thread_ / 32 * kWarpRows + thread_ % 32 / kChunks : thread_ / kChunks;
+  }
+
+  /// Numbers of blocks are not negative: so a multiplication less.
+  __device__ __forceinline__ long long block_offset(int page) const {
+    return static_cast<long long>(static_cast<unsigned>(page) *
+                                  static_cast<unsigned long long>(block_bytes_));
+  }
+
   __device__ __forceinline__ const unsigned char* row_of(int number, int row, bool valid) {
+    const int token = number * kRowStep;
     if constexpr (kPage == 0) {
-      return rows_ + (kRegular ? number * kRowStep : row) * token_bytes_;
+      return rows_ + (kRegular ? token : row) * token_bytes_;
+    } else if constexpr (kOneBlock) {
+      if (number == 0) {
+        block_ = rows_ + block_offset(page_);
+      }
+      return block_ + token * token_bytes_;
     } else if constexpr (kFast) {
-      const int token = number * kRowStep;
-      if (token % kPage == 0) {
-        block_ = rows_ + page_ * block_bytes_;
-        if (token + kPage < kRows) {
-          page_ = pages_[token / kPage + 1];
+      if (token % kTokens == 0) {
+        block_ = rows_ + block_offset(page_);
+        if (token + kTokens < kRows) {
+          page_ = pages_[token / kTokens + 1];
         }
       }
-      return block_ + token % kPage * token_bytes_;
+      return block_ + token % kTokens * token_bytes_;
     } else if constexpr (kWholePasses) {
-      const int token = first_ % kPage + number * kRowStep;
-      return rows_ + pages_[token / kPage] * block_bytes_ + token % kPage * token_bytes_;
+      const int at = first_ % kTokens + token;
+      return rows_ + block_offset(pages_[at / kTokens]) + at % kTokens * token_bytes_;
     } else {
-      const int token = first_ + row;
+      const int at = first_ + row;
       const int page =
-          kAligned ? (kPage < kRows ? row / kTokens : 0) : token / kTokens - first_ / kTokens;
-      const int within = token % kTokens - (kRegular ? thread_ / kChunks : 0);
-      return rows_ + (valid ? pages_[page] : 0) * block_bytes_ + within * token_bytes_;
+          kAligned ? (kPage < kRows ? row / kTokens : 0) : at / kTokens - first_ / kTokens;
+      const int within = at % kTokens - (kRegular ? first_row() : 0);
+      return rows_ + block_offset(valid ? pages_[page] : 0) + within * token_bytes_;
     }
   }
 
