@@ -23,11 +23,8 @@ struct BenchOptions {
 bench::Kind parse_kind(const std::string& name) {
   const std::optional<bench::Kind> kind = bench::kind_from_string(name);
   if (!kind) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("'{}' is nothing to time, accepted are prefill, chunked, decode, cache-write, "
-                    "naive",
-                    name));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("'{}' is nothing to time, accepted are {}", name, bench::kind_names()));
   }
   return *kind;
 }
@@ -48,7 +45,7 @@ bool run_bench(BenchOptions& options) {
   ProgressLine progress;
   bench::Listener listener;
   listener.on_start = [&](std::size_t done, std::size_t total, const bench::Shape* shape) {
-    progress.show(shape == nullptr ? "read bandwidth"
+    progress.show(shape == nullptr ? "what the machine reads and multiplies at most"
                                    : fmt::format("{} of {}: {}", done + 1, total, shape->text()));
   };
   listener.on_row = [&](const bench::Report& report) {
@@ -88,8 +85,7 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
   bench::ShapeOptions& shapes = options->bench.shapes;
   CLI::App* command = app.add_subcommand("bench", "Time a backend over shapes of steps");
-  command->add_option("what", options->kinds,
-                      "prefill, chunked, decode, cache-write, naive; by default all");
+  command->add_option("what", options->kinds, bench::kind_names() + "; by default all");
   command->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   command->add_option("--backend", options->bench.backend,
                       "Time this backend (see 'foveal info'); by default the automatic choice");
