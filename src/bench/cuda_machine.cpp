@@ -195,7 +195,7 @@ class CudaMachine final : public Machine {
       expected += term;
       squares += term * term;
     }
-    std::array<std::byte, 2> element{};
+    std::array<std::byte, 8> element{};  // Room for any dtype.
     copy(element.data(),
          static_cast<const std::byte*>(product) + (row * size + size - 1) * size_of(dtype),
          size_of(dtype));

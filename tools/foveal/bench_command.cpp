@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -17,6 +19,8 @@ struct BenchOptions {
   std::string dtype;
   std::string kv_cache_dtype;
   std::string json;
+  std::string html;
+  std::string from;
   bench::Options bench;
 };
 
@@ -29,8 +33,32 @@ bench::Kind parse_kind(const std::string& name) {
   return *kind;
 }
 
+/// The page of rows that were written before.
+void render(const BenchOptions& options) {
+  require_different_files("--html", options.html, "--from", options.from);
+  std::ifstream file(options.from, std::ios::binary);
+  std::string json{std::istreambuf_iterator<char>(file), {}};
+  if (!file) {
+    throw Error(ErrorCode::io, fmt::format("--from: '{}' cannot be read", options.from));
+  }
+  try {
+    write_file("--html", options.html, bench::to_html(json));
+  } catch (const Error& error) {
+    throw error.code() == ErrorCode::invalid_argument
+        ? Error(error.code(), fmt::format("--from: '{}' is {}", options.from, error.what()))
+        : error;
+  }
+}
+
 /// Whether any row has times.
 bool run_bench(BenchOptions& options) {
+  require_different_files("--html", options.html, "--json", options.json);
+  if (!options.json.empty()) {
+    require_writable("--json", options.json);
+  }
+  if (!options.html.empty()) {
+    require_writable("--html", options.html);
+  }
   bench::ShapeOptions& shapes = options.bench.shapes;
   for (const std::string& name : options.kinds) {
     shapes.kinds.push_back(parse_kind(name));
@@ -61,8 +89,12 @@ bool run_bench(BenchOptions& options) {
     fmt::print("{}", bench::table_line(report, row));
     std::fflush(stdout);
     // After each row, so that a run that is broken off leaves what it has.
+    const std::string json = bench::to_json(report);
     if (!options.json.empty()) {
-      write_file("--json", options.json, bench::to_json(report));
+      write_file("--json", options.json, json);
+    }
+    if (!options.html.empty()) {
+      write_file("--html", options.html, bench::to_html(json));
     }
   };
   try {
@@ -114,6 +146,17 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--json", options->json,
                       "Write the results so far to this file after each row");
+  CLI::Option* html = command->add_option("--html", options->html,
+                                          "Write them as one page, with plots, after each row");
+  CLI::Option* from = command->add_option(
+      "--from", options->from,
+      "Measure nothing: make the page from what --json wrote, or bench/peers added to");
+  from->needs(html);
+  for (CLI::Option* other : command->get_options()) {
+    if (other != html && other != from && other != command->get_help_ptr()) {
+      from->excludes(other);
+    }
+  }
   command->footer(
       "Without options a table of usual shapes is run. --batch or --seq-len take the place of its "
       "sizes: each batch with\neach length. What is computed is checked in samples; "
@@ -121,8 +164,16 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
       "  foveal bench\n"
       "  foveal bench decode --batch 1,8,64 --seq-len 4096 --heads 32 --kv-heads 8 --json "
       "decode.json\n"
-      "  foveal bench prefill naive --device cuda");
-  command->callback([options, &exit_code] { exit_code = run_bench(*options) ? 0 : 1; });
+      "  foveal bench prefill naive --device cuda --html naive.html\n"
+      "  foveal bench --from decode.json --html decode.html");
+  command->callback([options, &exit_code] {
+    if (options->from.empty()) {
+      exit_code = run_bench(*options) ? 0 : 1;
+    } else {
+      render(*options);
+      exit_code = 0;
+    }
+  });
   return command;
 }
 
