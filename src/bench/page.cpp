@@ -173,7 +173,7 @@ std::string throughput(const KindRows& rows) {
     }
     chart.groups.push_back(std::move(group));
   }
-  return report::svg(chart);
+  return report::bars_svg(chart);
 }
 
 std::string fractions(const std::vector<KindRows>& kinds) {
@@ -193,7 +193,7 @@ std::string fractions(const std::vector<KindRows>& kinds) {
       }
     }
   }
-  return report::svg(chart);
+  return report::bars_svg(chart);
 }
 
 /// The ceilings over the intensity, and where each row stands under them.

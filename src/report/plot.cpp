@@ -112,16 +112,30 @@ std::string text(double x, double y, std::string_view anchor, std::string_view c
                      escaped(content));
 }
 
+/// About: letters differ.
+double text_width(std::string_view text) {
+  // Bytes that begin a character.
+  return 6.7 * static_cast<double>(std::count_if(text.begin(), text.end(), [](char c) {
+           return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+         }));
+}
+
 std::string axes(const Plot& plot, const Axis& x, const Axis& y) {
   std::string svg;
   for (const double tick : y.ticks()) {
     svg += line(kLeft, y.place(tick), kWidth - kRight, y.place(tick));
     svg += text(kLeft - 8.0, y.place(tick) + 4.0, "end", short_number(tick));
   }
+  double free_from = 0.0;
   for (const double tick : x.ticks()) {
     svg += line(x.place(tick), kHeight - kBottom, x.place(tick), kHeight - kBottom + 4.0);
-    svg += text(x.place(tick), kHeight - kBottom + 18.0, "middle",
-                plot.x_ticks.empty() ? short_number(tick) : fmt::format("{}", tick));
+    const std::string number = plot.x_ticks.empty() ? short_number(tick) : fmt::format("{}", tick);
+    const double half = text_width(number) / 2.0;
+    const double middle = std::min(x.place(tick), kWidth - half - 4.0);
+    if (middle - half >= free_from) {
+      svg += text(middle, kHeight - kBottom + 18.0, "middle", number);
+      free_from = middle + half + 4.0;
+    }
   }
   svg += text(kLeft + (kWidth - kRight - kLeft) / 2.0, kHeight - 8.0, "middle", plot.x_name);
   return svg + text(8.0, 16.0, "start", plot.y_name);
@@ -154,14 +168,6 @@ std::string path(const Series& series, const Axis& x, const Axis& y, std::size_t
       "<polyline points=\"{}\" fill=\"none\" stroke=\"var(--s{})\" stroke-width=\"1.5\" "
       "stroke-linejoin=\"round\"><title>{}</title></polyline>\n",
       points, colour % kColours, escaped(series.name));
-}
-
-/// About: letters differ.
-double text_width(std::string_view text) {
-  // Bytes that begin a character.
-  return 6.7 * static_cast<double>(std::count_if(text.begin(), text.end(), [](char c) {
-           return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
-         }));
 }
 
 /// What stands above a plot of several series: in rows that end at the right.
@@ -247,7 +253,7 @@ std::string svg(const Plot& plot) {
   return svg + "</svg>\n";
 }
 
-std::string svg(const BarChart& chart) {
+std::string bars_svg(const BarChart& chart) {
   const Legend above = legend(chart.series);
   const double top = above.svg.empty() ? 0.0 : kBarTop + above.more_height;
   double left = kLeft;

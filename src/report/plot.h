@@ -54,7 +54,7 @@ struct BarChart {
 /// As an <svg> element with axes, ticks at round numbers and, for several lines, a legend; in the
 /// colours of page() (html.h).
 std::string svg(const Plot& plot);
-std::string svg(const BarChart& chart);
+std::string bars_svg(const BarChart& chart);
 
 /// 1234567 as "1.23M": short, for ticks and figures.
 std::string short_number(double number);
