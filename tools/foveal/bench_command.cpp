@@ -152,11 +152,6 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
       "--from", options->from,
       "Measure nothing: make the page from what --json wrote, or bench/peers added to");
   from->needs(html);
-  for (CLI::Option* other : command->get_options()) {
-    if (other != html && other != from && other != command->get_help_ptr()) {
-      from->excludes(other);
-    }
-  }
   command->footer(
       "Without options a table of usual shapes is run. --batch or --seq-len take the place of its "
       "sizes: each batch with\neach length. What is computed is checked in samples; "
@@ -166,13 +161,20 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
       "decode.json\n"
       "  foveal bench prefill naive --device cuda --html naive.html\n"
       "  foveal bench --from decode.json --html decode.html");
-  command->callback([options, &exit_code] {
-    if (options->from.empty()) {
+  command->callback([options, command, html, from, &exit_code] {
+    if (from->count() == 0) {
       exit_code = run_bench(*options) ? 0 : 1;
-    } else {
-      render(*options);
-      exit_code = 0;
+      return;
     }
+    for (const CLI::Option* other : command->get_options()) {
+      if (other->count() > 0 && other != html && other != from) {
+        throw Error(
+            ErrorCode::invalid_argument,
+            fmt::format("--from measures nothing, {} has no meaning beside it", other->get_name()));
+      }
+    }
+    render(*options);
+    exit_code = 0;
   });
   return command;
 }
