@@ -113,7 +113,7 @@ class CudaMachine final : public Machine {
     if (std::accumulate(sums.begin(), sums.end(), 0U) != numbers.word_sum(bytes / 4)) {
       fail(ErrorCode::device, "the sum that measures the read bandwidth is wrong");
     }
-    return static_cast<double>(bytes) / times.median_us / 1e3;
+    return static_cast<double>(bytes) / times.min_us / 1e3;
   }
 
   /// Of cuBLAS, on matrices so large that reading and writing them hides behind the products.
@@ -143,7 +143,7 @@ class CudaMachine final : public Machine {
         false);
     require_product(left, right, dtype, kSize, c.get());
     const auto size = static_cast<double>(kSize);
-    return {.tflops = 2.0 * size * size * size / times.median_us / 1e6,
+    return {.tflops = 2.0 * size * size * size / times.min_us / 1e6,
             .how = fmt::format("cuBLAS, {}, {} x {} x {}", to_string(dtype), kSize, kSize, kSize)};
   }
 

@@ -70,9 +70,10 @@ class Machine {
   /// What `body` takes, the first call aside. With `cold_cache` a GPU's L2 cache is overwritten
   /// before each; the CPU's caches are left as they are.
   virtual Times time(const std::function<void()>& body, bool cold_cache) = 0;
-  /// Measured: a plain sum over much more memory than caches hold. In GB/s.
+  // Ceilings, measured: the fastest repeat, as nothing is to be faster.
+  /// A plain sum over much more memory than caches hold. In GB/s.
   virtual double read_bandwidth() = 0;
-  /// Measured: as fast as products of this dtype get here. Throws unsupported where this machine
+  /// Products of this dtype. Throws unsupported where this machine
   /// lacks what it takes to tell.
   virtual ProductRate product_rate(DType dtype) = 0;
 
