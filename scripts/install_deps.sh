@@ -11,8 +11,8 @@ packages=(g++ cmake ninja-build pkg-config
   python3 python3-pip unzip ca-certificates)
 case "${1:-}" in
   "") ;;
-  --tests) packages+=(libgtest-dev libgmock-dev valgrind python3-dev python3-venv) ;;
-  --checks) packages+=(libgtest-dev libgmock-dev valgrind python3-dev python3-venv clang libclang-rt-14-dev clang-format clang-tidy) ;;
+  --tests) packages+=(libgtest-dev libgmock-dev valgrind chromium python3-dev python3-numpy python3-venv) ;;
+  --checks) packages+=(libgtest-dev libgmock-dev valgrind chromium python3-dev python3-numpy python3-venv clang libclang-rt-14-dev clang-format clang-tidy) ;;
   *) echo "install_deps.sh: option is '$1', accepted are --tests and --checks" >&2; exit 2 ;;
 esac
 

@@ -10,10 +10,7 @@ flash attention. Run it right behind foveal on the same machine: clocks differ b
 over hours. PyTorch has no paged cache: its keys and values are plain.
 """
 
-import argparse
-import json
-import time
-
+import peers
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -22,18 +19,7 @@ CPU_BACKENDS = {"torch": SDPBackend.FLASH_ATTENTION}
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
-def median_us_on_cpu(call, least=3, most=100, enough_us=500e3):
-    """As CpuMachine::time() does it."""
-    call()
-    times = []
-    while len(times) < least or (len(times) < most and sum(times) < enough_us):
-        begin = time.perf_counter()
-        call()
-        times.append(1e6 * (time.perf_counter() - begin))
-    return sorted(times)[len(times) // 2]
-
-
-def median_us(call, least=3, most=100, enough_us=500e3):
+def median_us_on_gpu(call, least=3, most=100, enough_us=500e3):
     """As CudaMachine::time() does it."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -55,74 +41,39 @@ def median_us(call, least=3, most=100, enough_us=500e3):
     return sorted(times)[len(times) // 2]
 
 
-def time_peers(row, device):
-    def tensor(heads, length):  # Tokens outside of heads in memory, as foveal has them.
-        shape = (row["batch"], length, heads, row["head_size"])
-        return torch.randn(shape, device=device, dtype=DTYPES[row["dtype"]]).transpose(1, 2)
-
-    query = tensor(row["num_heads"], row["q_len"])
-    key, value = (tensor(row["num_kv_heads"], row["kv_len"]) for _ in range(2))
+def time_us(row, backend, device):
+    if row["dtype"] not in DTYPES:
+        raise peers.Unsupported(f"dtype is {row['dtype']}, PyTorch takes {', '.join(DTYPES)}")
+    host = peers.tensors(row)
+    # Tokens outside of heads in memory, as foveal has them.
+    query, key, value = (torch.from_numpy(part).to(device, DTYPES[row["dtype"]]).transpose(1, 2) for part in host)
     grouped = {"enable_gqa": True} if row["num_kv_heads"] != row["num_heads"] else {}
 
     def attend():
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=row["causal"] and row["q_len"] > 1, **grouped)
 
-    peers = {}
-    for name, backend in (GPU_BACKENDS if device == "cuda" else CPU_BACKENDS).items():
-        try:
-            with sdpa_kernel(backend), torch.no_grad():
-                us = (median_us if device == "cuda" else median_us_on_cpu)(attend)
-            peers[name] = {"median_us": us} | {rate: row[rate] * row["median_us"] / us for rate in ("tflops", "gb_per_s") if rate in row}
-        except RuntimeError as error:
-            peers[name] = {"failure": str(error).splitlines()[0]}
-    return peers
+    try:
+        with sdpa_kernel(backend), torch.no_grad():
+            output = attend().transpose(1, 2).float().cpu().numpy()
+            peers.require_right(row, *(part.transpose(1, 2).float().cpu().numpy() for part in (query, key, value)),
+                                output)
+            return (median_us_on_gpu if device == "cuda" else peers.median_us_on_cpu)(attend)
+    except RuntimeError as error:
+        raise peers.Unsupported(str(error).splitlines()[0]) from error
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", help="what foveal bench --json wrote")
-    parser.add_argument("--threads", type=int, help="CPU threads, as foveal had them")
-    parser.add_argument("--out", help="write the same with the peers' times added to each row")
-    options = parser.parse_args()
-    with open(options.rows, encoding="utf-8") as file:
-        report = json.load(file)
-
+def make_peers(report, threads):
     device = report["device"]
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    report["peers"] = {"torch": torch.__version__}
+    versions = {"torch": torch.__version__}
+    if threads:
+        torch.set_num_threads(threads)
     if device == "cuda":
-        report["peers"] |= {"cudnn": torch.backends.cudnn.version(), "machine": torch.cuda.get_device_name()}
-    names = GPU_BACKENDS if device == "cuda" else CPU_BACKENDS
-    print(f"foveal {report['version']} on {report['machine']}; {report['peers']}")
-    print("TFLOP/s (prefill) or GB/s (decode), and how many times as fast foveal is\n")
-    print(f"{'shape':60} {'foveal':>8}" + "".join(f" {name:>8} {'ratio':>6}" for name in names))
-    done = {}  # Plain and paged rows of a shape have the same peers.
-    for row in report["rows"]:
-        rate = {"prefill": "tflops", "decode": "gb_per_s" if device == "cpu" else None}.get(row["kind"])
-        if rate is None or "failure" in row:
-            continue
-        shape = (f"{row['kind']} {row['batch']} x {row['kv_len']} {row['num_heads']}/{row['num_kv_heads']} heads of "
-                 f"{row['head_size']} {'causal' if row['causal'] else 'full'} {row['dtype']}")
-        row["peers"] = done[shape] if shape in done else done.setdefault(shape, time_peers(row, device))
-        line = f"{shape + (' paged' if row['block_size'] else ''):60} {row[rate]:8.3g}"
-        for peer in row["peers"].values():
-            if "failure" in peer:
-                line += f" {'-':>8} {'-':>6}"
-            else:
-                line += f" {peer[rate]:8.3g} {peer['median_us'] / row['median_us']:6.2f}"
-        print(line, flush=True)
-    for shape, peers in done.items():
-        for name, peer in peers.items():
-            if "failure" in peer:
-                print(f"{name} on {shape}: {peer['failure']}")
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
+        versions |= {"cudnn": str(torch.backends.cudnn.version()), "GPU": torch.cuda.get_device_name()}
+    backends = GPU_BACKENDS if device == "cuda" else CPU_BACKENDS
+    return (versions, ("prefill",) if device == "cuda" else ("prefill", "decode"),
+            {name: lambda row, backend=backend: time_us(row, backend, device) for name, backend in backends.items()})
 
 
 if __name__ == "__main__":
-    main()
+    peers.main(__doc__, make_peers)

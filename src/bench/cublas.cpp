@@ -79,8 +79,7 @@ int as_int(const char* name, std::int64_t value) {
 Cublas::Cublas(cuda::Stream stream) {
   const Api& api = cublas_api();
   if (!api.error.empty()) {
-    fail(ErrorCode::unsupported, "naive: cannot open libcublas: {}; set LD_LIBRARY_PATH",
-         api.error);
+    fail(ErrorCode::unsupported, "cannot open libcublas: {}; set LD_LIBRARY_PATH", api.error);
   }
   // What NVIDIA recommends for Hopper; given by us, so that nothing is allocated in a capture.
   workspace_ = cuda::DeviceBuffer(0, std::size_t{32} << 20);

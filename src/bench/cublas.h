@@ -7,7 +7,8 @@
 
 namespace foveal::bench {
 
-/// cuBLAS, opened when first needed: only the naive way uses it, and nothing of it is linked.
+/// cuBLAS, opened when first needed: for the naive way and the rate of products; nothing of it is
+/// linked.
 class Cublas {
  public:
   /// Needs a context to be current. Throws unsupported when the library cannot be opened.

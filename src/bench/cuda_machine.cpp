@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "bench/machine.h"
 #include "bench/numbers.h"
 #include "core/check.h"
+#include "core/convert.h"
 #include "cuda/driver.h"
 #include "cuda/nvrtc.h"
 
@@ -110,7 +113,38 @@ class CudaMachine final : public Machine {
     if (std::accumulate(sums.begin(), sums.end(), 0U) != numbers.word_sum(bytes / 4)) {
       fail(ErrorCode::device, "the sum that measures the read bandwidth is wrong");
     }
-    return static_cast<double>(bytes) / times.median_us / 1e3;
+    return static_cast<double>(bytes) / times.min_us / 1e3;
+  }
+
+  /// Of cuBLAS, on matrices so large that reading and writing them hides behind the products.
+  ProductRate product_rate(DType dtype) override {
+    constexpr std::int64_t kSize = 8192;
+    if (dtype != DType::f16 && dtype != DType::bf16) {
+      fail(ErrorCode::unsupported, "the rate of products is measured for f16 and bf16, not for {}",
+           to_string(dtype));
+    }
+    const Numbers left(dtype, 1);
+    const Numbers right(dtype, 2);
+    const std::int64_t bytes = kSize * kSize * size_of(dtype);
+    const std::shared_ptr<void> a = allocate(bytes);
+    const std::shared_ptr<void> b = allocate(bytes);
+    const std::shared_ptr<void> c = allocate(bytes);
+    left.fill(*this, a.get(), bytes);
+    right.fill(*this, b.get(), bytes);
+    const auto matrix = [](const std::shared_ptr<void>& data) {
+      return Cublas::Matrix{data.get(), kSize, kSize * kSize};
+    };
+    const Cublas& library = cublas();
+    const Times times = time(
+        [&] {
+          library.multiply(dtype, kSize, kSize, kSize, 1.0F, matrix(a), matrix(b), true, matrix(c),
+                           1);
+        },
+        false);
+    require_product(left, right, dtype, kSize, c.get());
+    const auto size = static_cast<double>(kSize);
+    return {.tflops = 2.0 * size * size * size / times.min_us / 1e6,
+            .how = fmt::format("cuBLAS, {}, {} x {} x {}", to_string(dtype), kSize, kSize, kSize)};
   }
 
   std::int64_t naive_score_bytes(const NaiveProblem& problem) const override {
@@ -118,9 +152,7 @@ class CudaMachine final : public Machine {
   }
 
   void naive(const NaiveProblem& p) override {
-    if (!cublas_) {
-      cublas_ = std::make_unique<Cublas>(stream_.get());
-    }
+    const Cublas& library = cublas();
     const SoftmaxRows softmax = softmax_rows(p.dtype, p.keys, properties_.compute_capability);
     const cuda::Kernel* kernel = cuda::Jit::global().prepare(softmax.key, 0);
     const std::int64_t rows = p.heads * p.rows;
@@ -130,21 +162,50 @@ class CudaMachine final : public Machine {
       return Cublas::Matrix{const_cast<void*>(data), row, length * row};
     };
     const Cublas::Matrix scores = matrix(p.scores, p.rows, score_stride(p));
-    cublas_->multiply(p.dtype, p.rows, p.keys, p.head_size, p.scale,
-                      matrix(p.query, p.rows, p.head_size), matrix(p.key, p.keys, p.head_size),
-                      true, scores, p.heads);
+    library.multiply(p.dtype, p.rows, p.keys, p.head_size, p.scale,
+                     matrix(p.query, p.rows, p.head_size), matrix(p.key, p.keys, p.head_size), true,
+                     scores, p.heads);
     const long long stride = score_stride(p);
     cuda::launch(*kernel,
                  {.grid = {static_cast<unsigned>(rows), 1, 1},
                   .block = {static_cast<unsigned>(softmax.threads), 1, 1},
                   .stream = stream_.get()},
                  p.scores, stride, static_cast<int>(p.keys));
-    cublas_->multiply(p.dtype, p.rows, p.head_size, p.keys, 1.0F, scores,
-                      matrix(p.value, p.keys, p.head_size), false,
-                      matrix(p.output, p.rows, p.head_size), p.heads);
+    library.multiply(p.dtype, p.rows, p.head_size, p.keys, 1.0F, scores,
+                     matrix(p.value, p.keys, p.head_size), false,
+                     matrix(p.output, p.rows, p.head_size), p.heads);
   }
 
  private:
+  const Cublas& cublas() {
+    if (!cublas_) {
+      cublas_ = std::make_unique<Cublas>(stream_.get());
+    }
+    return *cublas_;
+  }
+
+  /// Of left · rightᵀ, the last element of a row in the middle.
+  void require_product(const Numbers& left, const Numbers& right, DType dtype, std::int64_t size,
+                       const void* product) {
+    const std::int64_t row = size / 2;
+    double expected = 0;
+    double squares = 0;
+    for (std::int64_t i = 0; i < size; ++i) {
+      const double term = left.at(row * size + i) * right.at((size - 1) * size + i);
+      expected += term;
+      squares += term * term;
+    }
+    std::array<std::byte, 8> element{};  // Room for any dtype.
+    copy(element.data(),
+         static_cast<const std::byte*>(product) + (row * size + size - 1) * size_of(dtype),
+         size_of(dtype));
+    // In units of what a sum of random terms is: two roundings to bfloat16 are 0.01 of it.
+    const double error = std::abs(load_element(element.data(), dtype, 0) - expected);
+    if (!(error <= 0.02 * std::max(std::sqrt(squares), std::abs(expected)))) {
+      fail(ErrorCode::device, "the product that measures the rate of products is wrong");
+    }
+  }
+
   /// Reads all of it; each thread leaves a sum of its own in sums_.
   void sum(const void* data, std::int64_t bytes) {
     constexpr unsigned kThreads = 512;

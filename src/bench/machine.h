@@ -20,6 +20,12 @@ struct Times {
 
 Times summarize(std::vector<double> microseconds);
 
+/// How fast a machine multiplies and adds.
+struct ProductRate {
+  double tflops = 0;
+  std::string how{};  ///< With which instructions, or whose product; for people.
+};
+
 /// Attention written down: scores = scale · query · keyᵀ, a softmax of each row, probabilities ·
 /// value. Without a mask. Every head of every request is a problem of its own, and theirs lie one
 /// behind the other: query and output [heads, rows, head_size], key and value [heads, keys,
@@ -64,8 +70,12 @@ class Machine {
   /// What `body` takes, the first call aside. With `cold_cache` a GPU's L2 cache is overwritten
   /// before each; the CPU's caches are left as they are.
   virtual Times time(const std::function<void()>& body, bool cold_cache) = 0;
-  /// Measured: a plain sum over much more memory than caches hold. In GB/s.
+  // Ceilings, measured: the fastest repeat, as nothing is to be faster.
+  /// A plain sum over much more memory than caches hold. In GB/s.
   virtual double read_bandwidth() = 0;
+  /// Products of this dtype. Throws unsupported where this machine
+  /// lacks what it takes to tell.
+  virtual ProductRate product_rate(DType dtype) = 0;
 
   virtual std::int64_t naive_score_bytes(const NaiveProblem& problem) const = 0;
   /// Throws unsupported where this machine lacks what it takes.

@@ -25,19 +25,32 @@ std::string keys_text(const Shape& shape) {
 /// The columns that every table begins with.
 std::string shape_columns(const Row& row) {
   const Shape& s = row.shape;
-  return fmt::format("{:>5} {:>7} {:>7}  {:>7} {:>4}  {:<6}  {:<8}  {:<11}  {:<12}", s.batch,
-                     s.q_len, s.kv_len, fmt::format("{}/{}", s.num_heads, s.num_kv_heads),
-                     s.head_size, s.causal ? "causal" : "full", keys_text(s), dtype_text(s),
-                     row.backend);
+  const std::string batch = s.decodes > 0 ? fmt::format("{}+{}", s.decodes, s.batch - s.decodes)
+                                          : std::to_string(s.batch);
+  const std::string queries =
+      s.decodes > 0 ? fmt::format("1, {}", s.q_len) : std::to_string(s.q_len);
+  const std::string size = s.value_size() == s.head_size
+                               ? std::to_string(s.head_size)
+                               : fmt::format("{}/{}", s.head_size, s.value_size());
+  return fmt::format("{:>5} {:>7} {:>7}  {:>7} {:>7}  {:<6}  {:<8}  {:<11}  {:<12}", batch, queries,
+                     s.kv_len, fmt::format("{}/{}", s.num_heads, s.num_kv_heads), size,
+                     s.causal ? "causal" : "full", keys_text(s), dtype_text(s), row.backend);
 }
 
 std::string times_columns(const Times& times) {
   return fmt::format(" {:>10.1f} {:>10.1f} {:>10.1f}", times.median_us, times.min_us, times.p90_us);
 }
 
-double fraction(const Report& report, const Row& row) {
-  return row.gigabytes_per_second() / report.read_bandwidth.value_or(0);
+/// What is needed of the machine, and how much of the bound is reached.
+std::string roofline_columns(const Report& report, const Row& row) {
+  const std::optional<Roofline> roof = roofline(report.ceilings, row);
+  return roof ? fmt::format(" {:>8} {:>6.1f}%", roof->compute_bound ? "compute" : "memory",
+                            100 * roof->fraction)
+              : fmt::format(" {:>8} {:>7}", "-", "-");
 }
+
+/// What the JSON calls the other way of a kind.
+std::string other_name(Kind kind) { return kind == Kind::naive ? "naive" : "without_cascade"; }
 
 Json json_of(const Measurement& measurement) {
   Json json;
@@ -60,35 +73,41 @@ Json json_of(const Report& report, const Row& row) {
             {"batch", s.batch},
             {"q_len", s.q_len},
             {"kv_len", s.kv_len},
+            {"decodes", s.decodes},
+            {"prefix_len", s.prefix_len},
             {"num_heads", s.num_heads},
             {"num_kv_heads", s.num_kv_heads},
             {"head_size", s.head_size},
+            {"head_size_v", s.value_size()},
             {"causal", s.causal},
             {"block_size", s.block_size},
             {"dtype", to_string(s.dtype)},
             {"kv_cache_dtype", to_string(s.kv_cache_dtype)},
             {"backend", row.backend}};
   json.update(json_of(row.attention));
-  if (s.kind != Kind::cache_write) {
-    json["flops"] = s.flops();
-  }
+  json["flops"] = s.flops();
+  json["least_bytes"] = s.least_bytes();
   if (row.tflops() > 0) {
     json["tflops"] = row.tflops();
   }
   if (row.gigabytes_per_second() > 0) {
     json["gb_per_s"] = row.gigabytes_per_second();
   }
-  if (s.kind == Kind::decode && row.attention.failure.empty()) {
-    json["read_fraction"] = fraction(report, row);
-    json["build_us"] = row.build_us.value_or(0);
-    if (row.forward_us) {
-      json["forward_us"] = *row.forward_us;
-    }
+  if (const std::optional<Roofline> roof = roofline(report.ceilings, row)) {
+    json["roofline"] = {{"bound", roof->compute_bound ? "compute" : "memory"},
+                        {"bound_us", roof->bound_us},
+                        {"fraction", roof->fraction}};
   }
-  if (row.naive) {
-    json["naive"] = json_of(*row.naive);
-    if (row.naive_ratio() > 0) {
-      json["naive"]["ratio"] = row.naive_ratio();
+  if (row.build_us) {
+    json["build_us"] = *row.build_us;
+  }
+  if (row.forward_us) {
+    json["forward_us"] = *row.forward_us;
+  }
+  if (row.other) {
+    Json& other = json[other_name(s.kind)] = json_of(*row.other);
+    if (row.other_ratio() > 0) {
+      other["ratio"] = row.other_ratio();
     }
   }
   return json;
@@ -97,31 +116,43 @@ Json json_of(const Report& report, const Row& row) {
 }  // namespace
 
 std::string header_text(const Report& report) {
+  const Ceilings& ceilings = report.ceilings;
   std::string text =
-      fmt::format("foveal {} on {}: {}\n", version(), to_string(report.device), report.machine);
-  if (report.read_bandwidth) {
-    text += fmt::format("a plain sum reads {:.1f} GB/s\n", *report.read_bandwidth);
+      fmt::format("foveal {} on {}: {}\na plain sum reads {:.1f} GB/s; {}\n", version(),
+                  to_string(report.device), report.machine, ceilings.read_gb_per_s,
+                  ceilings.products ? fmt::format("products: {:.4g} TFLOP/s, {}",
+                                                  ceilings.products->tflops, ceilings.products->how)
+                                    : fmt::format("no roofline: {}", ceilings.no_products));
+  for (const std::string& kind : report.left_out) {
+    text += fmt::format("left out: {}\n", kind);
   }
   return text;
 }
 
 std::string table_header(Kind kind) {
   std::string header = fmt::format(
-      "\n{}\n{:>5} {:>7} {:>7}  {:>7} {:>4}  {:<6}  {:<8}  {:<11}  {:<12}", to_string(kind),
+      "\n{}\n{:>5} {:>7} {:>7}  {:>7} {:>7}  {:<6}  {:<8}  {:<11}  {:<12}", to_string(kind),
       "batch", "queries", "keys", "heads", "size", "mask", "keys in", "dtype", "backend");
-  if (kind == Kind::naive) {
-    return header + fmt::format(" {:>12} {:>12} {:>6} {:>10} {:>10}\n", "attention us", "naive us",
-                                "ratio", "extra MiB", "naive MiB");
+  const std::string roof = fmt::format(" {:>8} {:>7}", "bound by", "of roof");
+  switch (kind) {
+    case Kind::naive:
+      return header + fmt::format(" {:>12} {:>12} {:>6} {:>10} {:>10}{}\n", "attention us",
+                                  "naive us", "ratio", "extra MiB", "naive MiB", roof);
+    case Kind::cascade:
+      return header + fmt::format(" {:>12} {:>12} {:>6} {:>8}{}\n", "cascade us", "without us",
+                                  "ratio", "shared", roof);
+    default:
+      break;
   }
   header += fmt::format(" {:>10} {:>10} {:>10}", "median us", "min", "p90");
   switch (kind) {
     case Kind::decode:
-      return header + fmt::format(" {:>8} {:>8} {:>9} {:>10}\n", "GB/s", "of read", "build us",
-                                  "forward us");
+      return header +
+             fmt::format(" {:>8}{} {:>9} {:>10}\n", "GB/s", roof, "build us", "forward us");
     case Kind::cache_write:
-      return header + fmt::format(" {:>8}\n", "GB/s");
+      return header + fmt::format(" {:>8}{}\n", "GB/s", roof);
     default:
-      return header + fmt::format(" {:>8}\n", "TFLOP/s");
+      return header + fmt::format(" {:>8}{}\n", "TFLOP/s", roof);
   }
 }
 
@@ -130,38 +161,49 @@ std::string table_line(const Report& report, const Row& row) {
   if (!row.attention.failure.empty()) {
     return fmt::format("{} {}\n", line, row.attention.failure);
   }
-  if (row.naive) {
-    const Measurement& naive = *row.naive;
-    line += fmt::format(" {:>12.1f}", row.attention.times.median_us);
-    const double attention_mib = static_cast<double>(row.attention.extra_bytes) / kMiB;
-    const double naive_mib = static_cast<double>(naive.extra_bytes) / kMiB;
-    if (naive.failure.empty()) {
-      return line + fmt::format(" {:>12.1f} {:>6.2f} {:>10.1f} {:>10.1f}\n", naive.times.median_us,
-                                row.naive_ratio(), attention_mib, naive_mib);
-    }
-    return line + fmt::format(" {:>12} {:>6} {:>10.1f} {:>10.1f}  {}\n", "-", "-", attention_mib,
-                              naive_mib, naive.failure);
+  const std::string roof = roofline_columns(report, row);
+  if (row.other) {
+    const Measurement& other = *row.other;
+    const bool timed = other.failure.empty();
+    line += fmt::format(" {:>12.1f} {:>12} {:>6}", row.attention.times.median_us,
+                        timed ? fmt::format("{:.1f}", other.times.median_us) : "-",
+                        timed ? fmt::format("{:.2f}", row.other_ratio()) : "-");
+    line += row.shape.kind == Kind::cascade
+                ? fmt::format(" {:>8}", row.shape.prefix_len)
+                : fmt::format(" {:>10.1f} {:>10.1f}",
+                              static_cast<double>(row.attention.extra_bytes) / kMiB,
+                              static_cast<double>(other.extra_bytes) / kMiB);
+    return fmt::format("{}{}{}{}\n", line, roof, timed ? "" : "  ", other.failure);
   }
   line += times_columns(row.attention.times);
   switch (row.shape.kind) {
     case Kind::decode:
-      return line + fmt::format(" {:>8.1f} {:>7.1f}% {:>9.1f} {:>10}\n", row.gigabytes_per_second(),
-                                100 * fraction(report, row), row.build_us.value_or(0),
+      return line + fmt::format(" {:>8.1f}{} {:>9.1f} {:>10}\n", row.gigabytes_per_second(), roof,
+                                row.build_us.value_or(0),
                                 row.forward_us ? fmt::format("{:.1f}", *row.forward_us) : "-");
     case Kind::cache_write:
-      return line + fmt::format(" {:>8.1f}\n", row.gigabytes_per_second());
+      return line + fmt::format(" {:>8.1f}{}\n", row.gigabytes_per_second(), roof);
     default:
       // A CPU is far from a TFLOP/s.
-      return line + fmt::format(" {:>8}\n", fmt::format("{:.4g}", row.tflops()));
+      return line + fmt::format(" {:>8}{}\n", fmt::format("{:.4g}", row.tflops()), roof);
   }
 }
 
 std::string to_json(const Report& report) {
+  const Ceilings& ceilings = report.ceilings;
   Json json{{"version", version()},
             {"device", to_string(report.device)},
             {"machine", report.machine},
-            {"read_gb_per_s", report.read_bandwidth ? Json(*report.read_bandwidth) : Json(nullptr)},
-            {"rows", Json::array()}};
+            {"read_gb_per_s", ceilings.read_gb_per_s}};
+  if (ceilings.products) {
+    json["product_tflops"] = ceilings.products->tflops;
+    json["products"] = ceilings.products->how;
+  } else {
+    json["product_tflops"] = nullptr;
+    json["products"] = ceilings.no_products;
+  }
+  json["left_out"] = report.left_out;
+  json["rows"] = Json::array();
   for (const Row& row : report.rows) {
     json["rows"].push_back(json_of(report, row));
   }

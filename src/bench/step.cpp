@@ -50,21 +50,28 @@ Step::Step(Machine& machine, const Shape& shape, const AttentionBackend& backend
     : machine_(machine), s_(shape) {
   const bool paged = s_.block_size > 0;
   const AttentionSpec spec = s_.spec();
-  width_ = paged ? (s_.kv_len + s_.block_size - 1) / s_.block_size : 0;
+  if (paged) {
+    make_table();
+  }
   builder_ = backend.make_builder(
       {.spec = spec,
        .block_size = paged ? s_.block_size : preferred_block_size(backend),
-       .num_blocks = s_.batch * width_ + 1,
+       .num_blocks = num_blocks_,
        .max_num_reqs = s_.batch,
        .max_num_tokens = s_.tokens(),
        .num_threads =
            machine.device().type == DeviceType::cpu ? machine.context().pool().num_threads() : 0,
        .device = machine.device(),
        .stream = machine.context().stream});
-  impl_ = backend.make_impl(spec);
+  if (s_.kind == Kind::mla) {
+    mla_impl_ = backend.make_mla_impl(spec);
+  } else {
+    impl_ = backend.make_impl(spec);
+  }
 
-  for (std::int64_t r = 0; r <= s_.batch; ++r) {
-    starts_.push_back(static_cast<std::int32_t>(r * s_.q_len));
+  starts_.push_back(0);
+  for (std::int64_t r = 0; r < s_.batch; ++r) {
+    starts_.push_back(starts_.back() + static_cast<std::int32_t>(s_.queries(r)));
   }
   lens_.assign(static_cast<std::size_t>(s_.batch), static_cast<std::int32_t>(s_.kv_len));
   common_.num_reqs = s_.batch;
@@ -77,10 +84,6 @@ Step::Step(Machine& machine, const Shape& shape, const AttentionBackend& backend
   common_.query_start_loc_host = {starts_.data(), DType::i32, {s_.batch + 1}};
   common_.seq_lens_host = {lens_.data(), DType::i32, {s_.batch}};
   if (paged) {
-    // Block 0 is the null block of engines.
-    table_.resize(static_cast<std::size_t>(s_.batch * width_));
-    std::iota(table_.begin(), table_.end(), 1);
-    std::shuffle(table_.begin(), table_.end(), std::mt19937(kCacheSeed));
     common_.block_table = upload(table_, DType::i32, {s_.batch, width_});
     make_cache(backend, numbers);
   } else {
@@ -93,9 +96,9 @@ Step::Step(Machine& machine, const Shape& shape, const AttentionBackend& backend
   if (!paged || s_.kind == Kind::cache_write) {
     key_numbers_ = &numbers.get(s_.dtype, kKeySeed);
     value_numbers_ = &numbers.get(s_.dtype, kValueSeed);
-    const std::vector<std::int64_t> keys{s_.batch * s_.kv_len, s_.num_kv_heads, s_.head_size};
-    args_.key = random_tensor(*key_numbers_, keys);
-    args_.value = random_tensor(*value_numbers_, keys);
+    const std::int64_t keys = s_.batch * s_.kv_len;
+    args_.key = random_tensor(*key_numbers_, {keys, s_.num_kv_heads, s_.head_size});
+    args_.value = random_tensor(*value_numbers_, {keys, s_.num_kv_heads, s_.value_size()});
   }
   if (s_.kind == Kind::cache_write) {
     std::vector<std::int64_t> slots;
@@ -106,11 +109,28 @@ Step::Step(Machine& machine, const Shape& shape, const AttentionBackend& backend
     return;
   }
   query_numbers_ = &numbers.get(s_.dtype, kQuerySeed);
-  const std::vector<std::int64_t> queries{s_.tokens(), s_.num_heads, s_.head_size};
-  args_.query = random_tensor(*query_numbers_, queries);
+  args_.query = random_tensor(*query_numbers_, {s_.tokens(), s_.num_heads, s_.head_size});
+  const std::vector<std::int64_t> rows{s_.tokens(), s_.num_heads, s_.value_size()};
   const DType output = s_.output_dtype();
-  args_.output = TensorView(keep(args_.query.numel() * size_of(output)).get(), output, queries,
-                            machine_.device());
+  args_.output =
+      TensorView(keep(s_.tokens() * s_.num_heads * s_.value_size() * size_of(output)).get(), output,
+                 rows, machine_.device());
+}
+
+/// Blocks in random order. Block 0 is the null block of engines.
+void Step::make_table() {
+  width_ = (s_.kv_len + s_.block_size - 1) / s_.block_size;
+  const std::int64_t shared = s_.prefix_len / s_.block_size;
+  const std::int64_t own = width_ - shared;
+  num_blocks_ = shared + s_.batch * own + 1;
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(num_blocks_ - 1));
+  std::iota(blocks.begin(), blocks.end(), 1);
+  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(kCacheSeed));
+  for (std::int64_t r = 0; r < s_.batch; ++r) {
+    for (std::int64_t i = 0; i < width_; ++i) {
+      table_.push_back(blocks[static_cast<std::size_t>(i < shared ? i : r * own + i)]);
+    }
+  }
 }
 
 std::shared_ptr<void> Step::keep(std::int64_t bytes) {
@@ -138,11 +158,12 @@ TensorView Step::random_tensor(const Numbers& numbers, std::vector<std::int64_t>
 
 void Step::make_cache(const AttentionBackend& backend, NumberStore& numbers) {
   const KVCacheSpec kv_spec = KVCacheSpec::from(s_.spec(), s_.block_size);
-  const KVCacheLayout layout = backend.kv_cache_layout(kv_spec, s_.batch * width_ + 1);
+  const KVCacheLayout layout = backend.kv_cache_layout(kv_spec, num_blocks_);
   cache_ = keep(layout.size_bytes()).get();
   key_numbers_ = value_numbers_ = &numbers.get(s_.kv_cache_dtype, kCacheSeed);
   key_numbers_->fill(machine_, cache_, layout.size_bytes());
-  args_.kv_cache = backend.kv_cache_view(layout.view(cache_, machine_.device()), kv_spec);
+  const TensorView cache = layout.view(cache_, machine_.device());
+  args_.kv_cache = s_.latent() ? KVCacheView{cache, cache} : backend.kv_cache_view(cache, kv_spec);
 }
 
 std::int64_t Step::slot(std::int64_t request, std::int64_t position) const {
@@ -158,9 +179,30 @@ std::int64_t Step::cache_offset(const TensorView& view, std::int64_t slot,
          slot % s_.block_size * view.stride(1) + kv_head * view.stride(2);
 }
 
-void Step::build() { metadata_ = builder_->build(0, common_); }
+void Step::build(std::int64_t common_prefix_len) {
+  metadata_ = builder_->build(common_prefix_len, common_);
+}
 
-void Step::forward() const { impl_->forward(args_, *metadata_, machine_.context()); }
+void Step::forward() const {
+  if (impl_ != nullptr) {
+    impl_->forward(args_, *metadata_, machine_.context());
+  } else if (s_.latent()) {
+    mla_impl_->forward_mqa(
+        {.query = args_.query, .kv_cache = args_.kv_cache.key, .output = args_.output}, *metadata_,
+        machine_.context());
+  } else {
+    mla_impl_->forward_mha(
+        {.query = args_.query, .key = args_.key, .value = args_.value, .output = args_.output},
+        *metadata_, machine_.context());
+  }
+}
+
+void Step::forget_output() const {
+  const std::int64_t bytes = args_.output.numel() * size_of(args_.output.dtype());
+  // NaN, in every dtype.
+  const std::vector<std::byte> nan(static_cast<std::size_t>(bytes), std::byte{0xFF});
+  machine_.copy(args_.output.as<std::byte>(), nan.data(), bytes);
+}
 
 void Step::write_cache() const {
   impl_->update_kv_cache(args_.key, args_.value, args_.kv_cache, common_.slot_mapping,
@@ -189,39 +231,37 @@ void Step::naive(void* scores) const {
 }
 
 double Step::row_error(const SampledRow& row) const {
-  const std::int64_t size = s_.head_size;
+  const std::int64_t size_v = s_.value_size();
   const double scale = s_.spec().softmax_scale();
   std::vector<double> scores;
   for (std::int64_t key = 0; key < row.num_keys; ++key) {
     const std::int64_t at = row.key_at(key);
     double score = 0;
-    for (std::int64_t i = 0; i < size; ++i) {
-      score += query_numbers_->at(row.query_at + i) * key_numbers_->at(at + i);
+    for (std::int64_t i = 0; i < s_.head_size; ++i) {
+      score += query_numbers_->at(row.row * s_.head_size + i) * key_numbers_->at(at + i);
     }
     scores.push_back(scale * score);
   }
   const double maximum = *std::max_element(scores.begin(), scores.end());
-  std::vector<double> expected(static_cast<std::size_t>(size));
+  std::vector<double> expected(static_cast<std::size_t>(size_v));
   double sum = 0;
   for (std::int64_t key = 0; key < row.num_keys; ++key) {
     const double weight = std::exp(scores[static_cast<std::size_t>(key)] - maximum);
     const std::int64_t at = row.value_at(key);
     sum += weight;
-    for (std::int64_t i = 0; i < size; ++i) {
+    for (std::int64_t i = 0; i < size_v; ++i) {
       expected[static_cast<std::size_t>(i)] += weight * value_numbers_->at(at + i);
     }
   }
-  // The output has the query's shape.
   const DType dtype = args_.output.dtype();
-  const std::int64_t element = size_of(dtype);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(size * element));
-  machine_.copy(bytes.data(), args_.output.as<std::byte>() + row.query_at * element,
-                size * element);
+  const std::int64_t bytes = size_v * size_of(dtype);
+  std::vector<std::byte> output(static_cast<std::size_t>(bytes));
+  machine_.copy(output.data(), args_.output.as<std::byte>() + row.row * bytes, bytes);
   double difference = 0;
   double norm = 0;
-  for (std::int64_t i = 0; i < size; ++i) {
+  for (std::int64_t i = 0; i < size_v; ++i) {
     const double right = expected[static_cast<std::size_t>(i)] / sum;
-    difference += std::pow(load_element(bytes.data(), dtype, i) - right, 2);
+    difference += std::pow(load_element(output.data(), dtype, i) - right, 2);
     norm += std::pow(right, 2);
   }
   const double error = std::sqrt(difference / norm);
@@ -232,7 +272,8 @@ double Step::forward_error() const {
   double largest = 0;
   for (const Sample& sample : kSamples) {
     const std::int64_t request = pick(sample.request, s_.batch);
-    const std::int64_t row = pick(sample.row, s_.q_len);
+    const std::int64_t queries = s_.queries(request);
+    const std::int64_t query = pick(sample.row, queries);
     const std::int64_t head = pick(sample.head, s_.num_heads);
     const std::int64_t kv_head = head / (s_.num_heads / s_.num_kv_heads);
     const auto at = [&](const TensorView& plain, const TensorView& cached, std::int64_t key) {
@@ -243,8 +284,8 @@ double Step::forward_error() const {
     largest = std::max(
         largest,
         row_error(
-            {.query_at = ((request * s_.q_len + row) * s_.num_heads + head) * s_.head_size,
-             .num_keys = s_.causal ? s_.kv_len - s_.q_len + row + 1 : s_.kv_len,
+            {.row = (starts_[static_cast<std::size_t>(request)] + query) * s_.num_heads + head,
+             .num_keys = s_.causal ? s_.kv_len - queries + query + 1 : s_.kv_len,
              .key_at = [&](std::int64_t key) { return at(args_.key, args_.kv_cache.key, key); },
              .value_at =
                  [&](std::int64_t key) { return at(args_.value, args_.kv_cache.value, key); }}));
@@ -258,10 +299,10 @@ double Step::naive_error() const {
     const std::int64_t head = pick(sample.head, s_.batch * s_.num_heads);
     const std::int64_t row = pick(sample.row, s_.q_len);
     const auto at = [&](std::int64_t key) { return (head * s_.kv_len + key) * s_.head_size; };
-    largest = std::max(largest, row_error({.query_at = (head * s_.q_len + row) * s_.head_size,
-                                           .num_keys = s_.kv_len,
-                                           .key_at = at,
-                                           .value_at = at}));
+    largest = std::max(
+        largest,
+        row_error(
+            {.row = head * s_.q_len + row, .num_keys = s_.kv_len, .key_at = at, .value_at = at}));
   }
   return largest;
 }

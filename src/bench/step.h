@@ -29,9 +29,11 @@ class Step {
  public:
   Step(Machine& machine, const Shape& shape, const AttentionBackend& backend, NumberStore& numbers);
 
-  /// Plans the step; before forward().
-  void build();
+  /// Plans the step, as a cascade where `common_prefix_len` is above 0; before forward().
+  void build(std::int64_t common_prefix_len);
   void forward() const;
+  /// So that a later error is not that of an earlier forward().
+  void forget_output() const;
   void write_cache() const;
   void naive(void* scores) const;
   NaiveProblem naive_problem() const;
@@ -45,14 +47,15 @@ class Step {
   double naive_error() const;
 
  private:
-  /// A row of the output, and where its inputs lie.
+  /// A row of queries and of the output, and where its keys and values lie.
   struct SampledRow {
-    std::int64_t query_at = 0;
+    std::int64_t row = 0;
     std::int64_t num_keys = 0;
     std::function<std::int64_t(std::int64_t key)> key_at{};
     std::function<std::int64_t(std::int64_t key)> value_at{};
   };
 
+  void make_table();
   template <typename T>
   TensorView upload(const std::vector<T>& values, DType dtype, std::vector<std::int64_t> shape);
   TensorView random_tensor(const Numbers& numbers, std::vector<std::int64_t> shape);
@@ -67,12 +70,15 @@ class Step {
   std::vector<std::shared_ptr<void>> memory_;
   std::unique_ptr<AttentionMetadataBuilder> builder_;
   std::unique_ptr<AttentionImpl> impl_;
+  std::unique_ptr<MlaAttentionImpl> mla_impl_;  ///< Instead, for mla.
   AttentionMetadataPtr metadata_;
 
   // Host copies, which the common metadata names too.
   std::vector<std::int32_t> starts_, lens_, table_;
-  std::int64_t width_ = 0;  ///< Blocks a request.
+  std::int64_t width_ = 0;       ///< Blocks a request.
+  std::int64_t num_blocks_ = 1;  ///< Of the cache, the null block included.
   CommonAttentionMetadata common_;
+  /// Of mla's latent cache both views are the entries: a value is the beginning of its key.
   ForwardArgs args_;
   void* cache_ = nullptr;
   const Numbers* query_numbers_ = nullptr;

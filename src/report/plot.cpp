@@ -17,7 +17,13 @@ constexpr double kLeft = 64.0;
 constexpr double kRight = 16.0;
 constexpr double kTop = 40.0;
 constexpr double kBottom = 44.0;
-constexpr int kColours = 6;  ///< Of page()'s style.
+constexpr int kColours = 8;  ///< Of page()'s style.
+
+// Of bars: room for the text behind the longest, and heights.
+constexpr double kBarRight = 130.0;
+constexpr double kBarTop = 30.0;  ///< Under the legend.
+constexpr double kBarHeight = 14.0;
+constexpr double kBarGap = 8.0;
 
 /// One axis: numbers to places, and where ticks stand.
 class Axis {
@@ -30,6 +36,12 @@ class Axis {
       low_ = std::min(low_, number);
       high_ = std::max(high_, number);
     }
+  }
+  /// Instead of settle(): the range and the ticks are these.
+  void set_ticks(std::vector<double> ticks) {
+    low_ = ticks.front();
+    high_ = ticks.back();
+    ticks_ = std::move(ticks);
   }
   /// After all numbers: widens the range to round ends.
   void settle() {
@@ -61,6 +73,9 @@ class Axis {
     return from_ + share * (to_ - from_);
   }
   std::vector<double> ticks() const {
+    if (!ticks_.empty()) {
+      return ticks_;
+    }
     std::vector<double> ticks;
     if (log_) {
       const auto decades = std::lround(std::log10(high_ / low_));
@@ -83,6 +98,7 @@ class Axis {
   double low_ = HUGE_VAL;
   double high_ = -HUGE_VAL;
   double step_ = 1.0;
+  std::vector<double> ticks_;
 };
 
 std::string line(double x1, double y1, double x2, double y2) {
@@ -96,18 +112,49 @@ std::string text(double x, double y, std::string_view anchor, std::string_view c
                      escaped(content));
 }
 
+/// About: letters differ.
+double text_width(std::string_view text) {
+  // Bytes that begin a character.
+  return 6.7 * static_cast<double>(std::count_if(text.begin(), text.end(), [](char c) {
+           return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+         }));
+}
+
 std::string axes(const Plot& plot, const Axis& x, const Axis& y) {
   std::string svg;
   for (const double tick : y.ticks()) {
     svg += line(kLeft, y.place(tick), kWidth - kRight, y.place(tick));
     svg += text(kLeft - 8.0, y.place(tick) + 4.0, "end", short_number(tick));
   }
+  double free_from = 0.0;
   for (const double tick : x.ticks()) {
     svg += line(x.place(tick), kHeight - kBottom, x.place(tick), kHeight - kBottom + 4.0);
-    svg += text(x.place(tick), kHeight - kBottom + 18.0, "middle", short_number(tick));
+    const std::string number = plot.x_ticks.empty() ? short_number(tick) : fmt::format("{}", tick);
+    const double half = text_width(number) / 2.0;
+    const double middle = std::min(x.place(tick), kWidth - half - 4.0);
+    if (middle - half >= free_from) {
+      svg += text(middle, kHeight - kBottom + 18.0, "middle", number);
+      free_from = middle + half + 4.0;
+    }
   }
   svg += text(kLeft + (kWidth - kRight - kLeft) / 2.0, kHeight - 8.0, "middle", plot.x_name);
   return svg + text(8.0, 16.0, "start", plot.y_name);
+}
+
+std::string marks(const Series& series, const Axis& x, const Axis& y, std::size_t colour) {
+  std::string svg;
+  for (std::size_t i = 0; i < series.points.size(); ++i) {
+    const auto& [px, py] = series.points[i];
+    if (x.shows(px) && y.shows(py)) {
+      svg += fmt::format(
+          "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" stroke=\"var(--s{})\" fill=\"{}\" "
+          "stroke-width=\"1.5\"><title>{}</title></circle>\n",
+          x.place(px), y.place(py), colour % kColours,
+          series.mark == Mark::ring ? "var(--paper)" : fmt::format("var(--s{})", colour % kColours),
+          escaped(i < series.about.size() ? series.about[i] : series.name));
+    }
+  }
+  return svg;
 }
 
 std::string path(const Series& series, const Axis& x, const Axis& y, std::size_t colour) {
@@ -123,20 +170,39 @@ std::string path(const Series& series, const Axis& x, const Axis& y, std::size_t
       points, colour % kColours, escaped(series.name));
 }
 
-/// From the right, above the lines.
-std::string legend(const Plot& plot) {
-  std::string svg;
-  double x = kWidth - kRight;
-  for (std::size_t i = plot.series.size(); i-- > 0;) {
-    const std::string& name = plot.series[i].name;
-    svg += text(x, 16.0, "end", name);
-    x -= 7.5 * static_cast<double>(name.size()) + 8.0;
-    svg +=
-        fmt::format("<rect x=\"{:.1f}\" y=\"10\" width=\"14\" height=\"3\" fill=\"var(--s{})\"/>\n",
-                    x - 14.0, i % kColours);
-    x -= 32.0;
+/// What stands above a plot of several series: in rows that end at the right.
+struct Legend {
+  std::string svg{};
+  double more_height = 0;  ///< Of all rows but the first.
+};
+
+Legend legend(const std::vector<std::string>& names) {
+  constexpr double kLineWidth = 14.0;
+  constexpr double kRow = 16.0;
+  const auto width = [](const std::string& name) { return kLineWidth + 8.0 + text_width(name); };
+  Legend result;
+  for (std::size_t first = 0; names.size() > 1 && first < names.size();) {
+    // As many as there is room for beside the axis' name.
+    std::size_t end = first;
+    double x = kWidth - kRight;
+    while (end < names.size() && (end == first || x - width(names[end]) > 2.0 * kLeft)) {
+      x -= width(names[end++]) + kRow;
+    }
+    result.more_height = first == 0 ? 0.0 : result.more_height + kRow;
+    for (x += kRow; first < end; ++first) {
+      result.svg += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"3\" fill=\"var(--s{})\"/>\n", x,
+          10.0 + result.more_height, kLineWidth, first % kColours);
+      result.svg += text(x + kLineWidth + 6.0, 16.0 + result.more_height, "start", names[first]);
+      x += width(names[first]) + kRow;
+    }
   }
-  return svg;
+  return result;
+}
+
+std::string begin_svg(double height, const std::string& title) {
+  return fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n", kWidth, height,
+                     escaped(title));
 }
 
 }  // namespace
@@ -154,7 +220,12 @@ std::string short_number(double number) {
 
 std::string svg(const Plot& plot) {
   Axis x(plot.x_log, kLeft, kWidth - kRight);
-  Axis y(plot.y_log, kHeight - kBottom, kTop);
+  std::vector<std::string> names;
+  for (const Series& series : plot.series) {
+    names.push_back(series.name);
+  }
+  const Legend above = legend(names);
+  Axis y(plot.y_log, kHeight - kBottom, kTop + above.more_height);
   if (!plot.y_log) {
     y.cover(0.0);
   }
@@ -166,14 +237,61 @@ std::string svg(const Plot& plot) {
       }
     }
   }
-  x.settle();
+  if (plot.x_ticks.size() > 1) {
+    x.set_ticks(plot.x_ticks);
+  } else {
+    x.settle();
+  }
   y.settle();
   y.end_at_tick();
-  std::string svg = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
-                                kWidth, kHeight, escaped(plot.title));
-  svg += axes(plot, x, y) + (plot.series.size() > 1 ? legend(plot) : "");
+  std::string svg = begin_svg(kHeight, plot.title);
+  svg += axes(plot, x, y) + above.svg;
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
-    svg += path(plot.series[i], x, y, i);
+    svg += plot.series[i].line ? path(plot.series[i], x, y, i) : "";
+    svg += plot.series[i].mark != Mark::none ? marks(plot.series[i], x, y, i) : "";
+  }
+  return svg + "</svg>\n";
+}
+
+std::string bars_svg(const BarChart& chart) {
+  const Legend above = legend(chart.series);
+  const double top = above.svg.empty() ? 0.0 : kBarTop + above.more_height;
+  double left = kLeft;
+  for (const BarGroup& group : chart.groups) {
+    left = std::max(left, text_width(group.label) + 8.0);
+  }
+  Axis x(false, left, kWidth - kBarRight);
+  x.cover(0.0);
+  double height = top;
+  for (const BarGroup& group : chart.groups) {
+    for (const Bar& bar : group.bars) {
+      x.cover(bar.value);
+    }
+    height += kBarHeight * static_cast<double>(group.bars.size()) + kBarGap;
+  }
+  x.settle();
+  x.end_at_tick();
+  std::string svg = begin_svg(height + kBottom, chart.title);
+  svg += above.svg;
+  for (const double tick : x.ticks()) {
+    svg += line(x.place(tick), top, x.place(tick), height);
+    svg += text(x.place(tick), height + 16.0, "middle", short_number(tick));
+  }
+  svg += text((left + kWidth - kBarRight) / 2.0, height + 36.0, "middle", chart.x_name);
+  double y = top;
+  for (const BarGroup& group : chart.groups) {
+    const double bars = kBarHeight * static_cast<double>(group.bars.size());
+    svg += text(left - 8.0, y + bars / 2.0 + 4.0, "end", group.label);
+    for (std::size_t i = 0; i < group.bars.size(); ++i, y += kBarHeight) {
+      const Bar& bar = group.bars[i];
+      const double end = x.shows(bar.value) ? x.place(bar.value) : left;
+      svg += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+          "fill=\"var(--s{})\"/>\n",
+          left, y + 1.0, end - left, kBarHeight - 2.0, i % kColours);
+      svg += text(end + 6.0, y + kBarHeight - 3.0, "start", bar.text);
+    }
+    y += kBarGap;
   }
   return svg + "</svg>\n";
 }

@@ -57,17 +57,27 @@ TEST(BenchGpu, TinyShapesGiveWholeRows) {
                     .batch = {2},
                     .seq_len = {200, 333}};
   const Report report = run(options);
-  EXPECT_GT(report.read_bandwidth.value_or(0), 0);
+  EXPECT_GT(report.ceilings.read_gb_per_s, 0);
+  // cuBLAS may not be there, which is then said.
+  if (report.ceilings.products) {
+    EXPECT_GT(report.ceilings.products->tflops, 0);
+  } else {
+    EXPECT_THAT(report.ceilings.no_products, ::testing::HasSubstr("libcublas"));
+  }
   for (const Row& row : report.rows) {
     SCOPED_TRACE(row.shape.text());
     EXPECT_EQ(row.attention.failure, "");
     EXPECT_GT(row.attention.times.median_us, 0);
+    EXPECT_TRUE(!report.ceilings.products || roofline(report.ceilings, row)->fraction > 0);
+    if (row.shape.kind == Kind::cascade) {
+      EXPECT_GT(row.other_ratio(), 0);
+    }
     if (row.shape.kind == Kind::naive) {
       // cuBLAS may not be there, which the row then says.
-      ASSERT_TRUE(row.naive.has_value());
-      EXPECT_TRUE(row.naive->times.count > 0 ||
-                  row.naive->failure.find("libcublas") != std::string::npos)
-          << row.naive->failure;
+      ASSERT_TRUE(row.other.has_value());
+      EXPECT_TRUE(row.other->times.count > 0 ||
+                  row.other->failure.find("libcublas") != std::string::npos)
+          << row.other->failure;
     }
   }
 }

@@ -51,6 +51,34 @@ TEST(Plot, WhateverThePointsAreEveryNumberIsFinite) {
   }
 }
 
+TEST(Plot, TicksStandWhereTheyAreAskedFor) {
+  const std::string plot =
+      svg({.title = "t",
+           .series = {{"s", {{512, 1}, {4096, 1}}, Mark::ring, false, {"<a>"}}},
+           .x_log = true,
+           .x_ticks = {512, 520, 4096}});
+  EXPECT_THAT(plot, HasSubstr(">512</text>"));
+  EXPECT_THAT(plot, HasSubstr(">4096</text>"));
+  EXPECT_THAT(plot, Not(HasSubstr(">520</text>")));  // No room.
+  EXPECT_THAT(plot, Not(HasSubstr("<polyline")));
+  EXPECT_THAT(plot, HasSubstr("<circle cx=\"64.0\""));
+  EXPECT_THAT(plot, HasSubstr("<circle cx=\"844.0\""));
+  EXPECT_THAT(plot, HasSubstr("<title>&lt;a&gt;</title>"));
+}
+
+TEST(Plot, BarsBeginAtZeroAndEndAtTheirNumber) {
+  const std::string bars =
+      bars_svg({.title = "t",
+                .series = {"a", "b"},
+                .groups = {{.label = "one", .bars = {{50, "50"}, {NAN, "no <number>"}}},
+                           {.label = "two", .bars = {{100, "100"}}}}});
+  // From 64 on, 666 wide for 100.
+  EXPECT_THAT(bars, HasSubstr("x=\"64.0\" y=\"31.0\" width=\"333.0\""));
+  EXPECT_THAT(bars, HasSubstr("width=\"666.0\""));
+  EXPECT_THAT(bars, HasSubstr("no &lt;number&gt;"));
+  EXPECT_THAT(bars, Not(HasSubstr("nan")));
+}
+
 TEST(Plot, NumbersAreShort) {
   EXPECT_EQ(short_number(0), "0");
   EXPECT_EQ(short_number(0.25), "0.25");

@@ -9,6 +9,7 @@
 #include "foveal/selector.h"
 #include "replay/row_check.h"
 #include "replay/synthetic.h"
+#include "support/browser.h"
 #include "support/expect_error.h"
 #include "test_traces.h"
 
@@ -328,6 +329,16 @@ TEST(Replay, Reports) {
     EXPECT_THAT(html, ::testing::Not(::testing::HasSubstr(elsewhere)));
   }
   EXPECT_THAT(html, ::testing::HasSubstr("Blocks in use over time"));
+}
+
+TEST(Replay, PageIsReadableInABrowser) {
+  if (!foveal::testing::has_browser()) {
+    GTEST_SKIP() << "chromium is not installed";
+  }
+  const foveal::testing::Rendered page =
+      foveal::testing::expect_readable(to_html(run(branching_trace(10, 7), tiny_options())));
+  EXPECT_EQ(page.plots, 3);
+  EXPECT_GT(page.table_rows.size(), 10U);
 }
 
 TEST(WrongInRow, SeesOneWrongKey) {

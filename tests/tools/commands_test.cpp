@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "support/expect_error.h"
 
@@ -94,6 +95,46 @@ TEST_F(WriteFile, IsNotAskedToWriteWhatIsReadOrWrittenElse) {
       "the trace");
   require_different_files("--json", path("b"), "the trace", path("a"));
   require_different_files("--json", "", "the trace", "");
+}
+
+class BenchCommand : public WriteFile {
+ protected:
+  int foveal(std::vector<std::string> words) const {
+    words.insert(words.begin(), "foveal");
+    std::vector<char*> argv;
+    for (std::string& word : words) {
+      argv.push_back(word.data());
+    }
+    return run_cli(static_cast<int>(argv.size()), argv.data());
+  }
+};
+
+TEST_F(BenchCommand, WritesRowsAndTheirPageNowOrLater) {
+  ASSERT_EQ(foveal({"bench", "decode", "--batch", "1", "--seq-len", "32", "--threads", "1",
+                    "--json", path("rows"), "--html", path("page")}),
+            0);
+  EXPECT_NE(text_of(path("page")).find("1 × 1 of 32"), std::string::npos);
+  ASSERT_EQ(foveal({"bench", "--from", path("rows"), "--html", path("later")}), 0);
+  EXPECT_EQ(text_of(path("later")), text_of(path("page")));
+}
+
+TEST_F(BenchCommand, RefusesWhatDoesNotGoTogether) {
+  make("rows");
+  ::testing::internal::CaptureStderr();
+  EXPECT_NE(foveal({"bench", "--from", path("rows")}), 0);
+  EXPECT_NE(foveal({"bench", "--from", path("rows"), "--html", path("a"), "--batch", "1"}), 0);
+  EXPECT_NE(foveal({"bench", "decode", "--from", path("rows"), "--html", path("a")}), 0);
+  EXPECT_NE(foveal({"bench", "--from", path("rows"), "--html", path("rows")}), 0);
+  EXPECT_NE(foveal({"bench", "--from", path("missing"), "--html", path("a")}), 0);
+  EXPECT_NE(foveal({"bench", "--json", path("a"), "--html", path("a")}), 0);
+  ::testing::internal::GetCapturedStderr();
+  ::testing::internal::CaptureStderr();
+  EXPECT_NE(foveal({"bench", "--from", path("rows"), "--html", path("a")}), 0);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("--from"), std::string::npos) << said;
+  EXPECT_NE(said.find("foveal bench --json"), std::string::npos) << said;
+  EXPECT_EQ(text_of(path("rows")), "old");
+  EXPECT_EQ(count_files(), 1U);
 }
 
 }  // namespace

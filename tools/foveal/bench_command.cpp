@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -17,23 +19,46 @@ struct BenchOptions {
   std::string dtype;
   std::string kv_cache_dtype;
   std::string json;
+  std::string html;
+  std::string from;
   bench::Options bench;
 };
 
 bench::Kind parse_kind(const std::string& name) {
   const std::optional<bench::Kind> kind = bench::kind_from_string(name);
   if (!kind) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("'{}' is nothing to time, accepted are prefill, chunked, decode, cache-write, "
-                    "naive",
-                    name));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("'{}' is nothing to time, accepted are {}", name, bench::kind_names()));
   }
   return *kind;
 }
 
+/// The page of rows that were written before.
+void render(const BenchOptions& options) {
+  require_different_files("--html", options.html, "--from", options.from);
+  std::ifstream file(options.from, std::ios::binary);
+  std::string json{std::istreambuf_iterator<char>(file), {}};
+  if (!file) {
+    throw Error(ErrorCode::io, fmt::format("--from: '{}' cannot be read", options.from));
+  }
+  try {
+    write_file("--html", options.html, bench::to_html(json));
+  } catch (const Error& error) {
+    throw error.code() == ErrorCode::invalid_argument
+        ? Error(error.code(), fmt::format("--from: '{}' is {}", options.from, error.what()))
+        : error;
+  }
+}
+
 /// Whether any row has times.
 bool run_bench(BenchOptions& options) {
+  require_different_files("--html", options.html, "--json", options.json);
+  if (!options.json.empty()) {
+    require_writable("--json", options.json);
+  }
+  if (!options.html.empty()) {
+    require_writable("--html", options.html);
+  }
   bench::ShapeOptions& shapes = options.bench.shapes;
   for (const std::string& name : options.kinds) {
     shapes.kinds.push_back(parse_kind(name));
@@ -48,7 +73,7 @@ bool run_bench(BenchOptions& options) {
   ProgressLine progress;
   bench::Listener listener;
   listener.on_start = [&](std::size_t done, std::size_t total, const bench::Shape* shape) {
-    progress.show(shape == nullptr ? "read bandwidth"
+    progress.show(shape == nullptr ? "what the machine reads and multiplies at most"
                                    : fmt::format("{} of {}: {}", done + 1, total, shape->text()));
   };
   listener.on_row = [&](const bench::Report& report) {
@@ -64,8 +89,12 @@ bool run_bench(BenchOptions& options) {
     fmt::print("{}", bench::table_line(report, row));
     std::fflush(stdout);
     // After each row, so that a run that is broken off leaves what it has.
+    const std::string json = bench::to_json(report);
     if (!options.json.empty()) {
-      write_file("--json", options.json, bench::to_json(report));
+      write_file("--json", options.json, json);
+    }
+    if (!options.html.empty()) {
+      write_file("--html", options.html, bench::to_html(json));
     }
   };
   try {
@@ -88,8 +117,7 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
   bench::ShapeOptions& shapes = options->bench.shapes;
   CLI::App* command = app.add_subcommand("bench", "Time a backend over shapes of steps");
-  command->add_option("what", options->kinds,
-                      "prefill, chunked, decode, cache-write, naive; by default all");
+  command->add_option("what", options->kinds, bench::kind_names() + "; by default all");
   command->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   command->add_option("--backend", options->bench.backend,
                       "Time this backend (see 'foveal info'); by default the automatic choice");
@@ -118,6 +146,12 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--json", options->json,
                       "Write the results so far to this file after each row");
+  CLI::Option* html = command->add_option("--html", options->html,
+                                          "Write them as one page, with plots, after each row");
+  CLI::Option* from = command->add_option(
+      "--from", options->from,
+      "Measure nothing: make the page from what --json wrote, or bench/peers added to");
+  from->needs(html);
   command->footer(
       "Without options a table of usual shapes is run. --batch or --seq-len take the place of its "
       "sizes: each batch with\neach length. What is computed is checked in samples; "
@@ -125,8 +159,23 @@ CLI::App* add_bench_command(CLI::App& app, int& exit_code) {
       "  foveal bench\n"
       "  foveal bench decode --batch 1,8,64 --seq-len 4096 --heads 32 --kv-heads 8 --json "
       "decode.json\n"
-      "  foveal bench prefill naive --device cuda");
-  command->callback([options, &exit_code] { exit_code = run_bench(*options) ? 0 : 1; });
+      "  foveal bench prefill naive --device cuda --html naive.html\n"
+      "  foveal bench --from decode.json --html decode.html");
+  command->callback([options, command, html, from, &exit_code] {
+    if (from->count() == 0) {
+      exit_code = run_bench(*options) ? 0 : 1;
+      return;
+    }
+    for (const CLI::Option* other : command->get_options()) {
+      if (other->count() > 0 && other != html && other != from) {
+        throw Error(
+            ErrorCode::invalid_argument,
+            fmt::format("--from measures nothing, {} has no meaning beside it", other->get_name()));
+      }
+    }
+    render(*options);
+    exit_code = 0;
+  });
   return command;
 }
 

@@ -81,7 +81,8 @@ namespace foveal::tools {
 int run_cli(int argc, char** argv) try {
   occupy_standard_streams();
   // stdout carries results only.
-  spdlog::set_default_logger(spdlog::stderr_color_mt("foveal"));
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "foveal", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()));
   spdlog::set_pattern("%^%l%$: %v");
 
   CLI::App app("The attention layer of an LLM inference engine.", "foveal");
