@@ -62,15 +62,14 @@ std::vector<WorkItem> request_tiles(const PlanInput& input, std::int64_t item_ro
     const std::int64_t query_len = input.query_start_loc[r + 1] - start;
     for_each_item(query_len * input.group_size, item_rows,
                   [&](std::int64_t row, std::int64_t rows) {
-                    WorkItem item{.request = static_cast<std::int64_t>(r),
-                                  .first_token = start,
-                                  .first_row = row,
-                                  .num_rows = rows,
-                                  .keys = {},
-                                  .first_position = input.seq_lens[r] - query_len,
-                                  .seq_len = input.seq_lens[r]};
+                    WorkItem& item = tiles.emplace_back();  // A copy would wait for its stores.
+                    item.request = static_cast<std::int64_t>(r);
+                    item.first_token = start;
+                    item.first_row = row;
+                    item.num_rows = rows;
+                    item.first_position = input.seq_lens[r] - query_len;
+                    item.seq_len = input.seq_lens[r];
                     item.keys = visible_to_any(input, item);
-                    tiles.push_back(item);
                   });
   }
   return tiles;

@@ -114,8 +114,9 @@ AttentionCall make_call(const AttentionSpec& spec, const CallTensors& tensors,
   if (!common.block_table.empty()) {
     call.index.block_table = common.block_table.as<const std::int32_t>();
     call.index.table_stride = common.block_table.stride(0);
-    call.index.manager_block_size = step.manager_block_size();
-    call.index.block_size = step.block_size();
+    call.index.block_size = static_cast<std::uint32_t>(step.block_size());
+    call.index.blocks_per_entry =
+        static_cast<std::uint32_t>(step.manager_block_size() / step.block_size());
   } else {
     const TensorView& starts =
         common.key_start_loc.empty() ? common.query_start_loc : common.key_start_loc;
