@@ -148,18 +148,19 @@ void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
     }
   };
 
-  Products::begin(call);
   for_each_block([&](const RowBlock& block) {
     Products::load_query(call, tile, block, rows);
     start_rows(call, tile, block);
   });
-  for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
-       tile.first_key += tile.num_keys) {
-    tile.num_keys = keys_in_tile(item, tile.first_key);
-    Products::load_tile(call, tile);
-    for_each_block([&](const RowBlock& block) { attend_to_tile<Products>(call, tile, block); });
+  {
+    const typename Products::Scope scope(call);
+    for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
+         tile.first_key += tile.num_keys) {
+      tile.num_keys = keys_in_tile(item, tile.first_key);
+      Products::load_tile(call, tile);
+      for_each_block([&](const RowBlock& block) { attend_to_tile<Products>(call, tile, block); });
+    }
   }
-  Products::end(call);
   for_each_block([&](const RowBlock& block) {
     transpose(block.output, block.stride, output_stride, block.stride, rows, output_stride);
     for (std::int64_t row = 0; row < block.num_rows; ++row) {
