@@ -329,11 +329,23 @@ TEST(CpuAttention, UseCascade) {
   query = good;
   query.context_parallel_size = 2;
   EXPECT_FALSE(decide(query));
+  query = good;
+  query.num_tokens = 8 * 256;  // Whose rows fill items.
+  EXPECT_FALSE(decide(query));
+  query.num_tokens = 8 * 16;  // 64 rows a request pay from 358 tokens on.
+  EXPECT_FALSE(decide(query));
+  query.common_prefix_len = 368;
+  EXPECT_TRUE(decide(query));
   config.batch_invariant = true;
   EXPECT_FALSE(decide(good));
   config.batch_invariant = false;
   config.spec.window = Window::of_tokens(100);
   EXPECT_FALSE(decide(good));
+  config.spec.window = {};
+  config.spec.alibi_slopes.assign(8, 0.5F);
+  EXPECT_FALSE(decide(good));
+  config.spec.alibi_slopes.clear();
+  EXPECT_TRUE(decide(good));
 }
 
 TEST(CpuAttention, SameBitsFromRunToRun) {
