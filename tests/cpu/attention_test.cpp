@@ -332,7 +332,7 @@ TEST(CpuAttention, UseCascade) {
   query = good;
   query.num_tokens = 8 * 256;  // Whose rows fill items.
   EXPECT_FALSE(decide(query));
-  query.num_tokens = 8 * 16;  // 64 rows a request pay from 358 tokens on.
+  query.num_tokens = 8 * 16;  // 64 rows a request pay from 357 tokens on.
   EXPECT_FALSE(decide(query));
   query.common_prefix_len = 368;
   EXPECT_TRUE(decide(query));
