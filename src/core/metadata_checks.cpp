@@ -63,6 +63,7 @@ void check_block_table(const BuilderConfig& config, const CommonAttentionMetadat
                "[num_reqs, max_blocks]");
   check_last_contiguous("block_table", table);
   const bool visible = table.device().type == DeviceType::cpu;
+  const auto last_block = static_cast<std::uint32_t>(config.num_blocks - 1);
   for (std::size_t r = 0; r < lens.size(); ++r) {
     const std::int64_t needed = (lens[r] + config.block_size - 1) / config.block_size;
     check(needed <= table.size(1),
@@ -73,14 +74,15 @@ void check_block_table(const BuilderConfig& config, const CommonAttentionMetadat
     }
     const std::int32_t* row =
         table.as<const std::int32_t>() + static_cast<std::int64_t>(r) * table.stride(0);
-    // One pass that the compiler vectorises, and a second one only to name the culprit.
-    std::int32_t low = 0;
-    std::int32_t high = 0;
+    // One pass that the compiler vectorises, and a second one only to name the culprit. The sign
+    // bit of `outside` is set if an id is negative, or exceeds the last one: no branches, and
+    // nothing that the oldest vector instructions lack.
+    std::uint32_t outside = 0;
     for (std::int64_t i = 0; i < needed; ++i) {
-      low = std::min(low, row[i]);
-      high = std::max(high, row[i]);
+      const auto id = static_cast<std::uint32_t>(row[i]);
+      outside |= id | (last_block - id);
     }
-    if (low < 0 || high >= config.num_blocks) {
+    if (outside >> 31 != 0) {
       const std::int32_t* bad = std::find_if(
           row, row + needed, [&](std::int32_t id) { return id < 0 || id >= config.num_blocks; });
       check(bad == row + needed,

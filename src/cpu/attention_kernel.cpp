@@ -148,18 +148,19 @@ void attend_with_rows_on_lanes(const AttentionCall& call, const WorkItem& item,
     }
   };
 
-  Products::begin(call);
   for_each_block([&](const RowBlock& block) {
     Products::load_query(call, tile, block, rows);
     start_rows(call, tile, block);
   });
-  for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
-       tile.first_key += tile.num_keys) {
-    tile.num_keys = keys_in_tile(item, tile.first_key);
-    Products::load_tile(call, tile);
-    for_each_block([&](const RowBlock& block) { attend_to_tile<Products>(call, tile, block); });
+  {
+    const typename Products::Scope scope(call);
+    for (tile.first_key = item.keys.begin; tile.first_key < item.keys.end;
+         tile.first_key += tile.num_keys) {
+      tile.num_keys = keys_in_tile(item, tile.first_key);
+      Products::load_tile(call, tile);
+      for_each_block([&](const RowBlock& block) { attend_to_tile<Products>(call, tile, block); });
+    }
   }
-  Products::end(call);
   for_each_block([&](const RowBlock& block) {
     transpose(block.output, block.stride, output_stride, block.stride, rows, output_stride);
     for (std::int64_t row = 0; row < block.num_rows; ++row) {
@@ -235,10 +236,12 @@ void attend_with_head_on_lanes(const AttentionCall& call, const WorkItem& item,
   for (tile.first_key = item.keys.begin, find_keys(); tile.num_keys > 0;) {
     find_rows(call, tile, call.value, call.head_size_v, tile.first_key, tile.num_keys, values);
     with_format(call.key.dtype, [&](auto format) {
-      score_rows<decltype(format)>(tile, block, keys, call.head_size, values);
+      const auto score = call.batch_invariant ? score_rows_in_order<decltype(format)>
+                                              : score_rows<decltype(format)>;
+      score(tile, block, keys, call.head_size, values);
     });
     const bool masked = modify_score_rows(call, tile, block);
-    online_softmax_of_rows(tile, block);
+    online_softmax_of_rows(tile, block, call.batch_invariant);
     correct_rows(block, output_stride);
     bool finite = true;
     if (masked) {
@@ -267,10 +270,11 @@ void attend_with_head_on_lanes(const AttentionCall& call, const WorkItem& item,
 
 void run_work_item(const AttentionCall& call, const WorkItem& item, std::int64_t kv_head,
                    float* scratch) {
-  // Dot products are faster up to half a vector of rows (measured for 4 and 8 rows of heads of
-  // 128). They add in another order, which a batch-invariant row must not depend on.
-  if (call.batch_invariant ||
-      item.num_rows * 2 > static_cast<std::int64_t>(hn::Lanes(FloatTag()))) {
+  // The head on lanes is faster up to half a vector of rows (measured for 4 and 8 rows of heads of
+  // 128).
+  const bool few = item.num_rows * 2 <= static_cast<std::int64_t>(hn::Lanes(FloatTag()));
+  // A batch-invariant row has the same bits either way, but for weights rounded to bfloat16.
+  if (!few || (call.batch_invariant && call.bf16 != nullptr)) {
     // Whose columns come in sixteens.
     if constexpr (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) {
       if (call.bf16 != nullptr) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -31,31 +32,37 @@ struct TokenTensor {
   std::int64_t head_stride = 0;
 };
 
-/// Where the key at a position of a request is: in kernel block `block`, and `count` keys from
-/// there on follow in the same block.
-struct TokenRun {
-  std::int64_t block;
-  std::int64_t token;
-  std::int64_t count;
-};
-
+/// Where the keys of a request are.
 struct TokenIndex {
   const std::int32_t* block_table = nullptr;  ///< Null: plain keys.
   std::int64_t table_stride = 0;
-  std::int64_t manager_block_size = 0;  ///< A multiple of block_size; the table counts in it.
-  std::int64_t block_size = 0;
+  std::uint32_t block_size = 0;                 ///< The kernel's.
+  std::uint32_t blocks_per_entry = 1;           ///< Of the table, which counts in the manager's.
   const std::int32_t* key_start_loc = nullptr;  ///< Plain keys: where each request's begin.
 
-  TokenRun find(std::int64_t request, std::int64_t position) const {
+  /// Calls use(kernel block, token of it, tokens) for the pieces of `count` keys from position
+  /// `first` on that lie in one block. Divisions only where it begins: they take as long as a row.
+  template <typename Use>
+  void for_each_run(std::int64_t request, std::int64_t first, std::int64_t count,
+                    const Use& use) const {
     if (block_table == nullptr) {
-      return {0, key_start_loc[request] + position, std::int64_t{1} << 32};
+      use(std::int64_t{0}, key_start_loc[request] + first, count);
+      return;
     }
-    const std::int64_t manager_block =
-        block_table[request * table_stride + position / manager_block_size];
-    const std::int64_t offset = position % manager_block_size;
-    const std::int64_t token = offset % block_size;
-    return {manager_block * (manager_block_size / block_size) + offset / block_size, token,
-            block_size - token};
+    const auto position = static_cast<std::uint32_t>(first);
+    const std::uint32_t block = position / block_size;
+    std::uint32_t token = position % block_size;
+    const std::int32_t* entry = block_table + request * table_stride + block / blocks_per_entry;
+    for (std::uint32_t part = block % blocks_per_entry; count > 0;) {
+      const std::int64_t run = std::min<std::int64_t>(count, block_size - token);
+      use(std::int64_t{*entry} * blocks_per_entry + part, std::int64_t{token}, run);
+      count -= run;
+      token = 0;
+      if (++part == blocks_per_entry) {
+        part = 0;
+        ++entry;
+      }
+    }
   }
 };
 

@@ -9,7 +9,7 @@ namespace foveal::cpu {
 struct Bf16Instructions {
   const char* name;
 
-  /// Around the products of a task, on its thread.
+  /// Around the products of a task, on its thread, also where it throws.
   void (*begin)();
   void (*end)();
 

@@ -50,7 +50,7 @@ struct FetchedRows {
 /// While row `index` is used, the one kAhead later is fetched, which may be one of those that are
 /// used next.
 HWY_INLINE void fetch_ahead(const FetchedRows& now, const FetchedRows& next, std::int64_t index) {
-  constexpr std::int64_t kAhead = 16;
+  constexpr std::int64_t kAhead = 24;
   if (index + kAhead < now.rows.count) {
     now.fetch(index + kAhead);
   } else if (index + kAhead - now.rows.count < next.rows.count) {
@@ -181,8 +181,95 @@ void score_rows(const Tile& tile, const RowBlock& block, const TokenRows& keys,
   }
 }
 
-/// online_softmax for scores [row][kTileKeys].
-inline void online_softmax_of_rows(const Tile& tile, const RowBlock& block) {
+/// Scores of kRows rows (1 or 4) and a vector of keys, which lie [key][stride]: lanes are keys, and
+/// the terms of a product are added in the order of the head.
+template <int kRows, class Fetch>
+HWY_INLINE void score_keys_in_order(const float* query, const float* keys, std::int64_t stride,
+                                    std::int64_t size, float* scores, const Fetch& fetch) {
+  const TransposeTag d;
+  using V = hn::Vec<TransposeTag>;
+  V s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  for (std::int64_t i = 0; i < size; i += 4) {
+    fetch(i + 4);
+    V k0, k1, k2, k3;
+    load_columns(d, keys + i, stride, k0, k1, k2, k3);
+    const auto add_row = [&](std::int64_t row, V& sum) HWY_ATTR {
+      if (row < kRows) {
+        const float* const q = query + row * stride + i;
+        sum = hn::MulAdd(hn::Set(d, q[0]), k0, sum);
+        sum = hn::MulAdd(hn::Set(d, q[1]), k1, sum);
+        sum = hn::MulAdd(hn::Set(d, q[2]), k2, sum);
+        sum = hn::MulAdd(hn::Set(d, q[3]), k3, sum);
+      }
+    };
+    add_row(0, s0);
+    add_row(1, s1);
+    add_row(2, s2);
+    add_row(3, s3);
+  }
+  hn::Store(s0, d, scores);
+  if constexpr (kRows > 1) {
+    hn::Store(s1, d, scores + kTileKeys);
+    hn::Store(s2, d, scores + 2 * kTileKeys);
+    hn::Store(s3, d, scores + 3 * kTileKeys);
+  }
+}
+
+/// score_rows with the bits that rows on lanes have. A vector of keys at a time is widened, into
+/// the place of the tile's keys.
+template <class Format>
+void score_rows_in_order(const Tile& tile, const RowBlock& block, const TokenRows& keys,
+                         std::int64_t head_size, const TokenRows& next) {
+  const FetchedRows all_keys(keys, 0, 1);
+  const FetchedRows all_next(next, 0, 1);
+  const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(TransposeTag()));
+  for (std::int64_t first = 0; first < keys.count; first += n) {
+    const std::int64_t count = std::min(n, keys.count - first);
+    // As many rows as there are keys, evenly over the work, of which widening is a fifth.
+    std::int64_t fetched = 0;
+    const auto fetch = [&](std::int64_t done, std::int64_t of) HWY_ATTR {
+      for (; fetched * of < done * n; ++fetched) {
+        fetch_ahead(all_keys, all_next, first + fetched);
+      }
+    };
+    for (std::int64_t key = 0; key < count; ++key) {
+      fetch(key + 1, 5 * n);
+      load_row_as<Format>(keys.at[first + key], tile.keys + key * tile.key_stride,
+                          static_cast<std::size_t>(head_size));
+    }
+    zero_padding(tile.keys, count, head_size, tile.key_stride);
+    const auto fetch_more = [&](std::int64_t elements)
+                                HWY_ATTR { fetch(head_size + 4 * elements, 5 * head_size); };
+    for (std::int64_t row = 0; row < block.num_rows;) {
+      const float* const query = block.query + row * tile.key_stride;
+      float* const scores = tile.scores + row * kTileKeys + first;
+      if (row + 4 <= block.num_rows) {
+        score_keys_in_order<4>(query, tile.keys, tile.key_stride, head_size, scores, fetch_more);
+        row += 4;
+      } else {
+        score_keys_in_order<1>(query, tile.keys, tile.key_stride, head_size, scores, fetch_more);
+        row += 1;
+      }
+    }
+  }
+}
+
+/// The rows' sums with the tile's weights, key by key, on lanes of rows.
+inline void add_weights_in_order(const Tile& tile, const RowBlock& block) {
+  const TransposeTag d;
+  for (std::int64_t row = 0; row < block.num_rows; row += static_cast<std::int64_t>(hn::Lanes(d))) {
+    auto sum = hn::Mul(hn::Load(d, block.sum + row), hn::Load(d, block.correction + row));
+    for (std::int64_t key = 0; key < tile.num_keys; key += 4) {
+      hn::Vec<TransposeTag> w0, w1, w2, w3;  // Past the last key they are 0.
+      load_columns(d, tile.scores + row * kTileKeys + key, kTileKeys, w0, w1, w2, w3);
+      sum = hn::Add(hn::Add(hn::Add(hn::Add(sum, w0), w1), w2), w3);
+    }
+    hn::Store(sum, d, block.sum + row);
+  }
+}
+
+/// online_softmax for scores [row][kTileKeys], in its order of the sum if wanted.
+inline void online_softmax_of_rows(const Tile& tile, const RowBlock& block, bool in_order) {
   const FloatTag d;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t num_keys = (tile.num_keys + n - 1) / n * n;
@@ -207,7 +294,12 @@ inline void online_softmax_of_rows(const Tile& tile, const RowBlock& block) {
         new_max == old_max ? 1.0F : hn::GetLane(exp(d, hn::Sub(hn::Set(d, old_max), shift)));
     block.max[row] = new_max;
     block.correction[row] = correction;
-    block.sum[row] = block.sum[row] * correction + hn::GetLane(hn::SumOfLanes(d, sum));
+    if (!in_order) {
+      block.sum[row] = block.sum[row] * correction + hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+  }
+  if (in_order) {
+    add_weights_in_order(tile, block);
   }
 }
 

@@ -88,6 +88,12 @@ inline void multiply(const float* a, std::int64_t a_row, std::int64_t a_step, co
                             c + i * c_stride + j, c_stride);
     }
   }
+  for (; j + 2 * n <= columns; j += 2 * n) {
+    for (std::int64_t i = 0; i < rows; i += 4) {
+      multiply_block<2>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, accumulate,
+                        c + i * c_stride + j, c_stride);
+    }
+  }
   for (; j < columns; j += n) {
     for (std::int64_t i = 0; i < rows; i += 4) {
       multiply_block<1>(a + i * a_row, a_row, a_step, b + j, b_stride, depth, accumulate,

@@ -10,8 +10,13 @@ constexpr std::int64_t kMinTilesPerSplit = 4;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Relative time of an item. Loading keys and values costs as much as about 16 rows of arithmetic.
-std::int64_t cost(const WorkItem& item) { return item.keys.tiles() * (item.num_rows + 16); }
+/// Loading a key and its value costs as much as multiplying so many rows with them.
+constexpr std::int64_t kLoadRows = 16;
+/// Products and sums that a core does while it moves a byte to or from memory.
+constexpr std::int64_t kFlopsPerByte = 13;
+
+/// Relative time of an item.
+std::int64_t cost(const WorkItem& item) { return item.keys.tiles() * (item.num_rows + kLoadRows); }
 
 /// Calls emit(first row, rows) for each item of packed rows.
 template <typename Emit>
@@ -62,15 +67,14 @@ std::vector<WorkItem> request_tiles(const PlanInput& input, std::int64_t item_ro
     const std::int64_t query_len = input.query_start_loc[r + 1] - start;
     for_each_item(query_len * input.group_size, item_rows,
                   [&](std::int64_t row, std::int64_t rows) {
-                    WorkItem item{.request = static_cast<std::int64_t>(r),
-                                  .first_token = start,
-                                  .first_row = row,
-                                  .num_rows = rows,
-                                  .keys = {},
-                                  .first_position = input.seq_lens[r] - query_len,
-                                  .seq_len = input.seq_lens[r]};
+                    WorkItem& item = tiles.emplace_back();  // A copy would wait for its stores.
+                    item.request = static_cast<std::int64_t>(r);
+                    item.first_token = start;
+                    item.first_row = row;
+                    item.num_rows = rows;
+                    item.first_position = input.seq_lens[r] - query_len;
+                    item.seq_len = input.seq_lens[r];
                     item.keys = visible_to_any(input, item);
-                    tiles.push_back(item);
                   });
   }
   return tiles;
@@ -178,6 +182,19 @@ std::vector<Task> tasks_of(const std::vector<WorkItem>& items, std::int64_t num_
 }
 
 }  // namespace
+
+bool cascade_pays(const CascadeInput& input) {
+  const std::int64_t rows = input.num_tokens * input.group_size;
+  const std::int64_t items_of_request =
+      ceil_div(ceil_div(rows, input.num_reqs), input.max_item_rows);
+  const std::int64_t loads_saved =
+      input.num_reqs * items_of_request - ceil_div(rows, input.max_item_rows);
+  const std::int64_t flops_of_row = 2 * (input.head_size + input.head_size_v);  // And a key.
+  const std::int64_t saved = loads_saved * input.common_prefix_len * kLoadRows * flops_of_row;
+  // Two float32 outputs a row, each of which is fetched to be written, written, and read.
+  const std::int64_t merged_bytes = rows * 2 * 3 * 4 * input.head_size_v;
+  return saved > merged_bytes * kFlopsPerByte;
+}
 
 Plan make_plan(const PlanInput& input) {
   Plan plan;

@@ -105,6 +105,21 @@ struct PlanInput {
   std::int64_t max_item_rows = kBlockRows;  ///< A multiple of kBlockRows.
 };
 
+/// The inputs of the decision for a cascade.
+struct CascadeInput {
+  std::int64_t common_prefix_len = 0;
+  std::int64_t num_reqs = 1;
+  std::int64_t num_tokens = 0;
+  std::int64_t group_size = 1;
+  std::int64_t head_size = 0;
+  std::int64_t head_size_v = 0;
+  std::int64_t max_item_rows = kBlockRows;
+};
+
+/// Whether loading a shared prefix for the rows of all requests together saves more than it costs
+/// to merge each row's two results (docs/cpu.md). Requests are taken to have equally many rows.
+bool cascade_pays(const CascadeInput& input);
+
 /// Cuts a step into tasks. Keys no row of a task sees are not part of it. Splits of the keys are
 /// made from what is visible, where a task would be more than a thread's share of the step.
 Plan make_plan(const PlanInput& input);

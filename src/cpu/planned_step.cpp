@@ -114,8 +114,9 @@ AttentionCall make_call(const AttentionSpec& spec, const CallTensors& tensors,
   if (!common.block_table.empty()) {
     call.index.block_table = common.block_table.as<const std::int32_t>();
     call.index.table_stride = common.block_table.stride(0);
-    call.index.manager_block_size = step.manager_block_size();
-    call.index.block_size = step.block_size();
+    call.index.block_size = static_cast<std::uint32_t>(step.block_size());
+    call.index.blocks_per_entry =
+        static_cast<std::uint32_t>(step.manager_block_size() / step.block_size());
   } else {
     const TensorView& starts =
         common.key_start_loc.empty() ? common.query_start_loc : common.key_start_loc;
@@ -185,15 +186,22 @@ Geometry geometry_of(const AttentionSpec& spec, bool paged) {
   return {spec.num_kv_heads, spec.group_size(), spec.head_size, spec.value_head_size()};
 }
 
-/// From 256 shared tokens and 8 requests on, reading the prefix once instead of once a request
-/// outweighs merging two results. No cost model: on a CPU the saving grows with both.
 bool StepBuilder::use_cascade(const CascadeQuery& query) const {
   const AttentionSpec& spec = config().spec;
   const bool same_for_all_rows = spec.window.unlimited() && spec.alibi_slopes.empty() &&
                                  !spec.score_mod && !spec.mask_mod &&
                                  spec.attn_type == AttnType::decoder && !spec.mla;
-  return same_for_all_rows && !config().batch_invariant && query.common_prefix_len >= 256 &&
-         query.num_reqs >= 8 && query.context_parallel_size == 1;
+  if (!same_for_all_rows || config().batch_invariant || query.common_prefix_len < 256 ||
+      query.num_reqs < 8 || query.context_parallel_size > 1) {
+    return false;
+  }
+  return cascade_pays({.common_prefix_len = query.common_prefix_len,
+                       .num_reqs = query.num_reqs,
+                       .num_tokens = query.num_tokens,
+                       .group_size = spec.group_size(),
+                       .head_size = spec.head_size,
+                       .head_size_v = spec.value_head_size(),
+                       .max_item_rows = max_item_rows(spec.head_size, spec.value_head_size())});
 }
 
 /// A plan takes microseconds, so that fast_build changes nothing.

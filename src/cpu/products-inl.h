@@ -31,8 +31,10 @@ struct F32Products {
   /// Scores::factor of the products; queries are scaled.
   static float factor(const AttentionCall& /*call*/) { return 1.0F; }
 
-  static void begin(const AttentionCall& /*call*/) {}
-  static void end(const AttentionCall& /*call*/) {}
+  /// Lives as long as products are made.
+  struct Scope {
+    explicit Scope(const AttentionCall& /*call*/) {}
+  };
 
   /// Queries become columns. `rows` has room for the block's as rows.
   static void load_query(const AttentionCall& call, const Tile& tile, const RowBlock& block,
@@ -111,8 +113,17 @@ struct Bf16Products {
     return call.scale > 0.0F && are_plain(call) ? call.scale : 1.0F;
   }
 
-  static void begin(const AttentionCall& call) { call.bf16->begin(); }
-  static void end(const AttentionCall& call) { call.bf16->end(); }
+  /// A score or mask of the user's may throw.
+  class Scope {
+   public:
+    explicit Scope(const AttentionCall& call) : end_(call.bf16->end) { call.bf16->begin(); }
+    ~Scope() { end_(); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    void (*end_)();
+  };
 
   static void load_query(const AttentionCall& call, const Tile& tile, const RowBlock& block,
                          float* rows) {

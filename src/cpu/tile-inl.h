@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/attention_kernel.h"
 #include "cpu/row_ops-inl.h"
@@ -147,36 +148,65 @@ inline void zero_padding(float* rows, std::int64_t num_rows, std::int64_t size,
   }
 }
 
-/// target[column][row] = source[row][column], for multiples of 4 of both.
+/// Vectors of unknown size cannot be put together from blocks of four lanes: one block at a time.
+using TransposeTag = std::conditional_t<HWY_HAVE_SCALABLE, hn::CappedTag<float, 4>, FloatTag>;
+
+#if HWY_TARGET != HWY_SCALAR
+/// Elements 0 to 3 of every fourth row, block by block.
+template <class D>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const float* source, std::int64_t stride) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    return hn::Load(d, source);
+  } else {
+    const hn::Half<D> half;
+    const std::int64_t rows = static_cast<std::int64_t>(hn::MaxLanes(half));
+    return hn::Combine(d, load_blocks(half, source + rows * stride, stride),
+                       load_blocks(half, source, stride));
+  }
+}
+#endif
+
+/// Elements 0 to 3 of as many rows as there are lanes, as four vectors over these rows.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void load_columns(D d, const float* source, [[maybe_unused]] std::int64_t stride, V& c0,
+                             V& c1, V& c2, V& c3) {
+#if HWY_TARGET == HWY_SCALAR
+  c0 = hn::Load(d, source);
+  c1 = hn::Load(d, source + 1);
+  c2 = hn::Load(d, source + 2);
+  c3 = hn::Load(d, source + 3);
+#else
+  const V r0 = load_blocks(d, source, stride);
+  const V r1 = load_blocks(d, source + stride, stride);
+  const V r2 = load_blocks(d, source + 2 * stride, stride);
+  const V r3 = load_blocks(d, source + 3 * stride, stride);
+  const V even_low = hn::InterleaveLower(d, r0, r2);
+  const V even_high = hn::InterleaveUpper(d, r0, r2);
+  const V odd_low = hn::InterleaveLower(d, r1, r3);
+  const V odd_high = hn::InterleaveUpper(d, r1, r3);
+  c0 = hn::InterleaveLower(d, even_low, odd_low);
+  c1 = hn::InterleaveUpper(d, even_low, odd_low);
+  c2 = hn::InterleaveLower(d, even_high, odd_high);
+  c3 = hn::InterleaveUpper(d, even_high, odd_high);
+#endif
+}
+
+/// target[column][row] = source[row][column], for whole vectors of rows and a multiple of 4
+/// columns.
 inline void transpose(const float* source, std::int64_t source_stride, std::int64_t rows,
                       std::int64_t columns, float* target, std::int64_t target_stride) {
-#if HWY_TARGET == HWY_SCALAR
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t column = 0; column < columns; ++column) {
-      target[column * target_stride + row] = source[row * source_stride + column];
-    }
-  }
-#else
-  const hn::FixedTag<float, 4> d;
-  for (std::int64_t row = 0; row < rows; row += 4) {
+  const TransposeTag d;
+  for (std::int64_t row = 0; row < rows; row += static_cast<std::int64_t>(hn::Lanes(d))) {
     for (std::int64_t column = 0; column < columns; column += 4) {
-      const float* const from = source + row * source_stride + column;
-      const auto r0 = hn::Load(d, from);
-      const auto r1 = hn::Load(d, from + source_stride);
-      const auto r2 = hn::Load(d, from + 2 * source_stride);
-      const auto r3 = hn::Load(d, from + 3 * source_stride);
-      const auto even_low = hn::InterleaveLower(d, r0, r2);
-      const auto even_high = hn::InterleaveUpper(d, r0, r2);
-      const auto odd_low = hn::InterleaveLower(d, r1, r3);
-      const auto odd_high = hn::InterleaveUpper(d, r1, r3);
+      hn::Vec<TransposeTag> c0, c1, c2, c3;
+      load_columns(d, source + row * source_stride + column, source_stride, c0, c1, c2, c3);
       float* const to = target + column * target_stride + row;
-      hn::Store(hn::InterleaveLower(d, even_low, odd_low), d, to);
-      hn::Store(hn::InterleaveUpper(d, even_low, odd_low), d, to + target_stride);
-      hn::Store(hn::InterleaveLower(d, even_high, odd_high), d, to + 2 * target_stride);
-      hn::Store(hn::InterleaveUpper(d, even_high, odd_high), d, to + 3 * target_stride);
+      hn::Store(c0, d, to);
+      hn::Store(c1, d, to + target_stride);
+      hn::Store(c2, d, to + 2 * target_stride);
+      hn::Store(c3, d, to + 3 * target_stride);
     }
   }
-#endif
 }
 
 inline const std::byte* query_row(const AttentionCall& call, const Tile& tile,
@@ -232,16 +262,14 @@ HWY_INLINE std::int64_t keys_in_tile(const WorkItem& item, std::int64_t first) {
 /// Where the rows of `count` keys (or values) from position `first` on are.
 inline void find_tokens(const AttentionCall& call, const Tile& tile, const cpu::TokenTensor& tokens,
                         std::int64_t first, std::int64_t count, const std::byte** rows) {
-  std::int64_t key = 0;
-  while (key < count) {
-    const cpu::TokenRun run = call.index.find(tile.item.request, first + key);
-    const std::byte* source = tokens.data + run.block * tokens.block_stride +
-                              run.token * tokens.token_stride + tile.kv_head * tokens.head_stride;
-    const std::int64_t end = std::min(count, key + run.count);
-    for (; key < end; ++key, source += tokens.token_stride) {
-      rows[key] = source;
+  const auto add = [&](std::int64_t block, std::int64_t token, std::int64_t run) HWY_ATTR {
+    const std::byte* source = tokens.data + block * tokens.block_stride +
+                              token * tokens.token_stride + tile.kv_head * tokens.head_stride;
+    for (; run > 0; --run, source += tokens.token_stride) {
+      *rows++ = source;
     }
-  }
+  };
+  call.index.for_each_run(tile.item.request, first, count, add);
 }
 
 /// Calls load(source, key) for the rows of the tile's keys or values. Between them the memory

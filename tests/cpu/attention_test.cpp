@@ -329,11 +329,23 @@ TEST(CpuAttention, UseCascade) {
   query = good;
   query.context_parallel_size = 2;
   EXPECT_FALSE(decide(query));
+  query = good;
+  query.num_tokens = 8 * 256;  // Whose rows fill items.
+  EXPECT_FALSE(decide(query));
+  query.num_tokens = 8 * 16;  // 64 rows a request pay from 357 tokens on.
+  EXPECT_FALSE(decide(query));
+  query.common_prefix_len = 368;
+  EXPECT_TRUE(decide(query));
   config.batch_invariant = true;
   EXPECT_FALSE(decide(good));
   config.batch_invariant = false;
   config.spec.window = Window::of_tokens(100);
   EXPECT_FALSE(decide(good));
+  config.spec.window = {};
+  config.spec.alibi_slopes.assign(8, 0.5F);
+  EXPECT_FALSE(decide(good));
+  config.spec.alibi_slopes.clear();
+  EXPECT_TRUE(decide(good));
 }
 
 TEST(CpuAttention, SameBitsFromRunToRun) {
@@ -371,44 +383,50 @@ Step only_request(Step& batch, std::size_t r, std::int64_t query_begin, std::int
   return solo;
 }
 
-TEST(CpuAttention, BatchInvariance) {
-  for (const bool window : {false, true}) {
-    Step batch;
-    batch.spec = make_spec(6, 2, 64);
-    if (window) {
-      batch.spec.window = Window::of_tokens(50);
-    }
-    batch.requests = {{70, 70}, {5, 150}, {1, 1031}, {1, 1}, {33, 300}};
-    batch.fill(10);
-    BuilderConfig config = batch.config();
-    config.batch_invariant = true;
-    const Result together = batch.run(config);
-    expect_same_bits(together, batch.run(config, 0, 1));
-    for (std::size_t r = 0; r < batch.requests.size(); ++r) {
-      // Alone and whole, and in two chunks.
-      const std::int64_t query_len = batch.requests[r].query_len;
-      const std::vector<std::pair<std::int64_t, std::int64_t>> chunks{
-          {0, query_len}, {0, query_len / 3}, {query_len / 3, query_len}};
-      for (const auto& [begin, end] : chunks) {
-        if (begin == end) {
-          continue;
-        }
-        Step solo = only_request(batch, r, begin, end);
-        BuilderConfig solo_config = solo.config();
-        solo_config.batch_invariant = true;
-        const Result alone = solo.run(solo_config);
-        const std::size_t row = 6 * 64;
-        const std::size_t offset =
-            (static_cast<std::size_t>(batch.query_start_loc[r]) + static_cast<std::size_t>(begin)) *
-            row;
-        for (std::size_t i = 0; i < alone.output.size(); ++i) {
-          ASSERT_EQ(std::bit_cast<std::uint64_t>(alone.output[i]),
-                    std::bit_cast<std::uint64_t>(together.output[offset + i]))
-              << "request " << r << " from row " << begin << ", element " << i;
-        }
+void expect_batch_invariance(DType dtype, const Window& window, const std::string& what) {
+  Step batch;
+  batch.spec = make_spec(6, 2, 72, dtype);
+  batch.spec.window = window;
+  batch.requests = {{70, 70}, {5, 150}, {1, 459}, {1, 1}, {33, 300}};
+  batch.fill(10, 6.0);  // Scores so large that the running maximum moves.
+  BuilderConfig config = batch.config();
+  config.batch_invariant = true;
+  const Result together = batch.run(config);
+  expect_same_bits(together, batch.run(config, 0, 1));
+  for (std::size_t r = 0; r < batch.requests.size(); ++r) {
+    // Alone and whole, in two chunks, and the last token as a decode.
+    const std::int64_t query_len = batch.requests[r].query_len;
+    const std::vector<std::pair<std::int64_t, std::int64_t>> chunks{
+        {0, query_len}, {0, query_len / 3}, {query_len / 3, query_len}, {query_len - 1, query_len}};
+    for (const auto& [begin, end] : chunks) {
+      if (begin == end) {
+        continue;
+      }
+      Step solo = only_request(batch, r, begin, end);
+      BuilderConfig solo_config = solo.config();
+      solo_config.batch_invariant = true;
+      const Result alone = solo.run(solo_config);
+      const std::size_t row = 6 * 72;
+      const std::size_t offset =
+          (static_cast<std::size_t>(batch.query_start_loc[r]) + static_cast<std::size_t>(begin)) *
+          row;
+      for (std::size_t i = 0; i < alone.output.size(); ++i) {
+        ASSERT_EQ(std::bit_cast<std::uint64_t>(alone.output[i]),
+                  std::bit_cast<std::uint64_t>(together.output[offset + i]))
+            << what << ", " << to_string(dtype) << ", request " << r << " from row " << begin
+            << ", element " << i;
       }
     }
   }
+}
+
+TEST(CpuAttention, BatchInvariance) {
+  for_each_target([](const char* name) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      expect_batch_invariance(dtype, {}, name);
+      expect_batch_invariance(dtype, Window::of_tokens(50), name);
+    }
+  });
 }
 
 TEST(CpuAttention, WorkspaceOfTheCaller) {

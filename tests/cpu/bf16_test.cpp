@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "core/convert.h"
+#include "cpu/attention_kernel.h"
 #include "cpu/instruction_set.h"
+#include "hwy/targets.h"
 
 namespace foveal::cpu {
 namespace {
@@ -95,6 +98,35 @@ TEST(Bf16, Transposes) {
       }
     }
   }
+}
+
+int begun = 0;
+
+TEST(Bf16, EndsWhereTheUsersScoreThrows) {
+  if ((hwy::SupportedTargets() & (2 * HWY_AVX3 - 1)) == 0) {  // Better ones are lower bits.
+    GTEST_SKIP() << "no AVX-512";
+  }
+  const Bf16Instructions fake{"fake", [] { ++begun; }, [] { --begun; }, [](auto...) {},
+                              [](auto...) {}};
+  Matrix<std::uint16_t> rows(64, 32);
+  const std::int32_t start = 0;
+  const ScoreMod score = [](float, const ScoreIndex&) -> float {
+    EXPECT_EQ(begun, 1);
+    throw std::runtime_error("no score");
+  };
+  AttentionCall call;
+  call.query = {reinterpret_cast<std::byte*>(rows.data), DType::bf16, 64, 64};
+  call.output = call.query;
+  call.key = {reinterpret_cast<const std::byte*>(rows.data), DType::bf16, 0, 64, 64};
+  call.value = call.key;
+  call.index.key_start_loc = &start;
+  call.head_size = call.head_size_v = 32;
+  call.score_mod = &score;
+  call.bf16 = &fake;
+  const WorkItem item{.num_rows = 64, .keys = {0, 64}, .seq_len = 64};
+  Matrix<float> scratch(1, scratch_floats(32, 32, 64));
+  EXPECT_THROW(run_work_item(call, item, 0, scratch.data), std::runtime_error);
+  EXPECT_EQ(begun, 0);
 }
 
 }  // namespace

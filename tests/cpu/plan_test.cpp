@@ -175,6 +175,34 @@ TEST(Plan, PartialsDoNotOverlap) {
   EXPECT_EQ(merged, std::multiset<std::int64_t>(used.begin(), used.end()));
 }
 
+TEST(Plan, CascadePaysWhereItSavesLoads) {
+  // The lengths of prefixes from which on a cascade was measured to be faster (docs/cpu.md): rows a
+  // request, and one prefix on each side.
+  constexpr std::int64_t kGroup = 4;
+  for (const std::int64_t num_reqs : {8, 16, 64}) {
+    for (const auto& [rows, slower, faster] :
+         {std::tuple{4, 0, 256}, {64, 256, 512}, {128, 512, 1024}, {256, 2048, 4096}}) {
+      CascadeInput input{.num_reqs = num_reqs,
+                         .num_tokens = num_reqs * rows / kGroup,
+                         .group_size = kGroup,
+                         .head_size = 128,
+                         .head_size_v = 128,
+                         .max_item_rows = 512};
+      input.common_prefix_len = slower;
+      EXPECT_FALSE(cascade_pays(input)) << rows << " rows, " << num_reqs << " requests";
+      input.common_prefix_len = faster;
+      EXPECT_TRUE(cascade_pays(input)) << rows << " rows, " << num_reqs << " requests";
+    }
+  }
+  // Requests that fill an item each have nothing to share.
+  EXPECT_FALSE(cascade_pays({.common_prefix_len = 1 << 20,
+                             .num_reqs = 8,
+                             .num_tokens = 8 * 512,
+                             .head_size = 128,
+                             .head_size_v = 128,
+                             .max_item_rows = 512}));
+}
+
 TEST(Plan, PrefixWithoutQueries) {
   const Lengths lengths{{0, 0}, {256}};
   PlanInput input = input_for(lengths);
