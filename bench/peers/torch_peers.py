@@ -64,7 +64,7 @@ def time_us(row, backend, device):
 
 
 def make_peers(report, threads):
-    device = report["device"]
+    device = report["device"].split(":")[0]  # "cpu" or "cuda:0"
     versions = {"torch": torch.__version__}
     if threads:
         torch.set_num_threads(threads)

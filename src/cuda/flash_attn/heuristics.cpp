@@ -45,7 +45,7 @@ TileConfig sm90_tile(const HeadShape& head, std::int64_t max_query_len) {
   const bool widens_keys = widens && head.query_bytes == 2;
   if (widest(head) <= 64) {
     // With few rows the larger tile is mostly empty.
-    tile.warpgroups = widens || max_query_len * head.group <= 1536 ? 2 : 3;
+    tile.warpgroups = widens || max_query_len * head.group <= 256 ? 2 : 3;
     // Small tiles leave room for one more, so that warpgroups may be further apart.
     tile.stages = widens ? 2 : 3;
   } else if (widest(head) > 128) {

@@ -42,9 +42,9 @@ class TileCopy {
   /// Where all rows of a warp can lie in one block of the cache, it brings successive ones, and
   /// computes that block's address once.
   static constexpr int kWarpRows = kRows / kWarps;
-  static constexpr bool kOneBlock = kPage > 0 && kAligned&& kRows % kWarps == 0 &&
+  static constexpr bool kOneBlock = kPage > 0 && kAligned && kRows % kWarps == 0 &&
                                     kTokens % kWarpRows == 0 && 32 % kChunks == 0 &&
-                                    kWarpRows* kChunks % 32 == 0;
+                                    (kWarpRows * kChunks) % 32 == 0;
   /// Every pass advances a thread by the same number of rows in the same column.
   static constexpr bool kRegular = kOneBlock || kThreads % kChunks == 0;
   static constexpr int kRowStep = kOneBlock ? 32 / kChunks : kRegular ? kThreads / kChunks : 1;
