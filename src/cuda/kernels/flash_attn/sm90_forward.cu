@@ -318,7 +318,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p,
     ring.values.release(last_values);
     const int kv_head = uniform(work.kv_head);
     if constexpr (kStoreInQuery) {
-      ptx::barrier_sync<128>(kGroupOnly + warpgroup);  // All its warps are done with the query.
+      // Everyone is done with the query, of which a warp's piece covers others' rows.
+      ptx::barrier_sync<kWarpgroups * 128>(kConsumers);
     }
     store(output, softmax, scale, p, heads, work.item, work.rows, kv_head, row, shared);
     if constexpr (kStoreInQuery) {
