@@ -45,6 +45,9 @@ struct TokenIndex {
   template <typename Use>
   void for_each_run(std::int64_t request, std::int64_t first, std::int64_t count,
                     const Use& use) const {
+    if (count == 0) {
+      return;  // There may be no table and no starts.
+    }
     if (block_table == nullptr) {
       use(std::int64_t{0}, key_start_loc[request] + first, count);
       return;
